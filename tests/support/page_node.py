@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Collection, Container, Iterator
+from collections.abc import AsyncIterator, Collection, Container, Generator, Iterator
 from typing import Any
 
 import msgspec
@@ -15,6 +15,8 @@ from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.sources.source import ApiError, WatchStatus
+from ipvsproxy.daemon.ui import counters
+from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.daemon.ui.node_page import NodePage
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel.iptables.iptables_driver import Program
@@ -196,6 +198,18 @@ class PageNode(MemoryNode):
                 await asyncio.wait([reading])
         if not reading.cancelled():
             reading.result()
+
+    def describing(self, name: ServiceName) -> Generator[None, None, dict[str, Any]]:
+        """The description of a Service after the last sync, in steps, without the connections in the kernel."""
+        survey = self.engine.survey
+        explainer = Explainer(
+            survey=survey,
+            store=self.store,
+            translation=self.engine.translation,
+            view=self.watcher.summaries[-1].view,
+            connections=lambda *_: None,
+        )
+        return explainer.describing(name, counters.keys_of(survey, name))
 
     async def ask(self, what: str, /, **query: str) -> dict[str, Any]:
         """A document of the page's API, read without HTTP."""

@@ -10,7 +10,6 @@ from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.ui import board, counters
 from ipvsproxy.daemon.ui.board import Board, Selection, Troubles
 from ipvsproxy.daemon.ui.counters import REMEMBERED
-from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.translate.services import explanations
@@ -109,19 +108,11 @@ async def test_a_service_with_many_endpoints_is_described_in_steps_so_that_other
     )
     async with node.reading():
         await node.quiet(1)
-        survey, name = node.engine.survey, ServiceName("default", "web")
-        explainer = Explainer(
-            survey=survey,
-            store=node.store,
-            translation=node.engine.translation,
-            view=node.watcher.summaries[-1].view,
-            connections=lambda *_: None,
-        )
-        keys = counters.keys_of(survey, name)
-        pauses = len(list(explainer.describing(name, keys)))
+        name = ServiceName("default", "web")
+        pauses = len(list(node.describing(name)))
         # Reasons, real servers and endpoints are each described in separate steps.
         assert pauses >= 3 * count // explanations.ENDPOINTS_AT_ONCE
-        assert len(at_once(explainer.describing(name, keys))["ports"][0]["endpoints"]) == count
+        assert len(at_once(node.describing(name))["ports"][0]["endpoints"]) == count
 
 
 @in_virtual_time
