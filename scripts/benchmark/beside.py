@@ -23,7 +23,8 @@ Figures = dict[str, Any]
 FIRST_POLL_S = 0.5
 CHANGE_POLL_S = 0.02
 STORM_POLL_S = 0.25
-"""In storms: latencies are exact to this plus the time of reading the table."""
+"""The interval between two readings in bursts of changes. The error of a latency is at most this interval plus the time of
+reading the table."""
 RESTART_POLL_S = 0.25
 LAUNCHES = 3
 MODULES = """
@@ -33,9 +34,9 @@ cli.load_module("ipvsproxy.daemon.app")
 cli.load_module("ipvsproxy.daemon.sources.watch")
 os._exit(0)
 """
-"""A program that imports what a start needs, and ends at once."""
+"""A program that imports the modules of a start, and ends at once."""
 _NEVER_BEFORE = 20_000
-"""Distance of the numbers of new pods from those of the first pods."""
+"""The difference between the numbers of new pods and the numbers of the first pods."""
 
 
 class Size(NamedTuple):
@@ -45,18 +46,19 @@ class Size(NamedTuple):
     endpoints: int
     changes: int = 5
     change_pause_s: float = 2.0
-    """Between two changes: longer than the shortest time between two syncs, which is a setting, not a cost."""
+    """The pause between two changes. The pause is longer than the shortest time between two syncs, because this time is a setting
+    and not a cost."""
     churn_changes: int = 300
     churn_per_s: float = 50.0
     rolling_endpoints: int = 1000
     rolling_changes: int = 100
-    """Changes of one slice each, which together replace nearly all endpoints."""
+    """The number of changes. Each change affects one slice, and all changes together replace nearly all endpoints."""
     rolling_per_s: float = 10.0
     scrapes: int = 3
     scrape_pause_s: float = 2.5
-    """Longer than ipvsproxy keeps the kernel's counters for another scrape."""
+    """The pause between two scrapes, which is longer than the time for which ipvsproxy reuses the kernel's counters."""
     idle_s: float = 35.0
-    """Longer than the sync period of both proxies, 30 s, so that each has a periodic sync in it."""
+    """Longer than the sync period of both proxies, 30 s, so that the measurement includes a periodic sync of each proxy."""
 
 
 def run(command: str, services: int, endpoints: int, places: outside.Places | None = None, **others: float) -> Figures:
@@ -77,7 +79,7 @@ def launch(services: int, endpoints: int, places: outside.Places | None = None) 
     The import of Python and all modules is measured separately, as the shortest of ``LAUNCHES`` runs.
 
     Raises:
-        RuntimeError: as ``run``.
+        RuntimeError: for the same reasons as ``run``.
     """
     return asyncio.run(_launch(Size(services, endpoints), places or outside.Places()))
 

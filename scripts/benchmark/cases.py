@@ -16,7 +16,8 @@ Pick = Callable[[Sequence[float]], float]
 MAIN = (10_000, 10)
 LARGEST = (100_000, 1)
 CROWDED = (5_000, 50, 10)
-"""On ten nodes: 25,000 of these pods are on ours, more than two hundred times a node's usual maximum."""
+"""The pods are on ten nodes. The node under test has 25,000 of these pods, more than two hundred times the usual maximum of a
+node."""
 OTHERS: Mapping[tuple[int, ...], int] = {(44_125, 2): 3, LARGEST: 1, (5_000, 50): 5, CROWDED: 3}
 """How many times each case is measured. One start of the largest case with its replay takes seven minutes."""
 SMALL = ((100, 10), (1_000, 10))
@@ -27,7 +28,7 @@ ANNOTATED = (10_000, 10, 0, 2)
 DIRECT = (10_000, 3, 0, 4)
 """Load balancers with direct return."""
 DIRECT_ON_TWO_NODES = (10_000, 2, 2, 4)
-"""Each of these Services has an endpoint on our node and one on the other node."""
+"""Each of these Services has an endpoint on the node under test, and an endpoint on the other node."""
 NODE_CHANGES = 5
 BINDINGS = ("addresses", "routes")
 BINDING_TARGETS: Mapping[tuple[int, int], Mapping[str, tuple[float | None, float | None]]] = {
@@ -38,16 +39,18 @@ BINDING_TARGETS: Mapping[tuple[int, int], Mapping[str, tuple[float | None, float
 }
 """The most seconds of a start, and the largest ratio to its replay.
 
-With routes, the kernel's share is so small that the ratio says little: at 10,000 Services it is a tenth of the start.
+With local routes, the ratio is not meaningful, because the kernel's share is so small: with 10,000 Services, a tenth of the
+start.
 """
 START_LIMIT_S = 600
-"""A start that takes longer is stopped: with addresses of IPv6, the kernel takes milliseconds for each of very many."""
+"""A start that takes longer is stopped. With IPv6 addresses, the kernel takes milliseconds to bind each address if there are very
+many addresses."""
 BACKENDS = ("iptables", "nftables")
 BACKEND_RATIOS: Mapping[tuple[int, int], float | None] = {SMALL[1]: 2.5, MAIN: None, LARGEST: None}
-"""The largest ratio of a start with nftables to its replay. Most of a start of 1,000 Services is the time of its processes, if
-it starts any."""
+"""The largest ratio of a start with nftables to its replay. If a start of 1,000 Services starts processes, the processes take
+most of the time."""
 ONE_MORE = ((10_000, 1), LARGEST)
-"""The sizes between which one more of everything costs the same."""
+"""The cost of one more endpoint or Service must be the same with both sizes."""
 CHANGES = 500
 FIGURES = ((100, 10), MAIN, LARGEST)
 FIGURES_CHANGES, FIGURES_CHURN_S = 300, 20

@@ -24,7 +24,7 @@ PAUSE_S = 0.001
 SERVICE_PORT, POD_PORT = 80, 8080
 NODE, PODS = "10.64.0.1", "10.64.0.2"
 MOST = 4096
-"""How many connections the pods' kernel completes, because no process accepts them: its usual limit."""
+"""The number of connections that the kernel of the pods completes although no process accepts them; the kernel's usual limit."""
 _IP = ("ip", "-batch", "-")
 
 

@@ -60,7 +60,7 @@ def by_part(steps: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
 def counted(
     name: str, counts: Mapping[str, float], *, of: int = 1, before: str = "", after: str = "", most_processes: int | None = None
 ) -> Iterator[Row]:
-    """The numbers of messages, calls and processes, each divided by ``of``.
+    """The numbers of messages, calls and processes; each number is divided by ``of``.
 
     System calls on files are included if the kernel counts them.
     """

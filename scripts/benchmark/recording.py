@@ -1,7 +1,7 @@
 """The netlink messages of a run, in a file, for ``replay``.
 
-Messages are written to the file soon, because messages in memory would increase the program's figures of memory, page faults and
-time.
+Messages are soon written to the file, because messages in memory would increase the measured memory, page faults and time of the
+program.
 """
 
 import pathlib

@@ -13,9 +13,10 @@ SERIES: tuple[tuple[str, str, tuple[str, ...], float, str], ...] = (
     ("ipvsadm -R and ipset restore", "tools", ("ipvsadm -R s", "ipset restore s"), 1.0, "#d29922"),
     ("one endpoint changes", "change", ("p50 ms",), 1e-3, "#2da44e"),
 )
-"""Label, first word of the case, figures to add up, seconds in one of their units, colour."""
+"""The label, the first word of the case, the figures whose sum is drawn, the unit of these figures in seconds, and the colour."""
 ENDPOINTS = {"10", "1"}
-"""Endpoints per Service of the cases in the picture: a hundred thousand Services are measured with one only."""
+"""The numbers of endpoints per Service in the cases of the picture; a hundred thousand Services are measured only with one
+endpoint each."""
 
 
 def table(rows: Iterable[Row], before: Mapping[tuple[str, str], float]) -> Iterator[str]:

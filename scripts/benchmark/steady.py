@@ -20,7 +20,8 @@ from scripts.benchmark import recording as recordings
 from scripts.benchmark.figures import distribution
 
 LATENCY_PERIOD_S = 0.06
-"""Between single changes: longer than the longest rest after a sync, so that they are no storm."""
+"""The pause between single changes. The pause is longer than the longest pause after a sync, so that each change causes a
+separate sync."""
 CHURN_PER_S = 1000
 CHURN_DELAY_S = 3.0
 """The time between the start of the feeder and its first line."""
@@ -32,7 +33,8 @@ RARE_POLL_S = 30.0
 SCRAPES = 5
 SCRAPE_PAUSE_S = 0.2
 SCRAPE_LEAD_S = 0.01
-"""From the start of a scrape to a change during it: by then the scrape reads the kernel's counters."""
+"""The time from the start of a scrape until a change during this scrape. At the time of the change, the scrape reads the kernel's
+counters."""
 ROLLING = 999_000
 """Number of the Service with a thousand endpoints."""
 

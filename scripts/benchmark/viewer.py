@@ -29,11 +29,13 @@ PACKET_S = 4.0
 """How often each Service gets a packet."""
 BURSTS_PER_S = 50
 SETTLED_S = 30.0
-"""From the start until the first phase: longer than the readings that follow the first sync."""
+"""The time from the start until the first phase, longer than the readings that follow the first sync."""
 FLAGS = ("--ipvs-sync-period=24h",)
-"""An audit costs several times as much as a viewer, and a minute would have one more or one less of them."""
+"""The duration of a phase. An audit costs several times as much as a viewer, and in shorter phases the number of audits would
+differ."""
 WARM_S = 30.0
-"""From the first request until the second phase: longer than it takes to remember as many readings as the page shows."""
+"""The time from the first request until the second phase. After this time, ipvsproxy has stored as many readings as the page
+shows."""
 COUNTED_S = 120.0
 _SOURCE_PORT = 40_000
 _SYN = struct.pack("!HHIIBBHHH", _SOURCE_PORT, 80, 1, 0, 5 << 4, 0x02, 1024, 0, 0)

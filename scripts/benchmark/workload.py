@@ -207,8 +207,8 @@ class Replacements:
 
 
 FORMS = (service, balanced, annotated, ipv6_service, direct)
-"""The forms of Services: plain ones, load balancers with externalTrafficPolicy Local, those with annotations, those of IPv6,
-whose pods have addresses of that family as well, and those with direct return, in whose cluster all Nodes take part.
+"""The forms of Services: plain Services, load balancers with externalTrafficPolicy Local, Services with annotations, Services of
+IPv6 with pods that also have IPv6 addresses, and Services with direct return in a cluster in which all Nodes take part.
 """
 
 

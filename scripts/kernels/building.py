@@ -45,7 +45,7 @@ UNUSED = (
     "drivers/infiniband",
     "sound",
 )
-"""Half of the source: it is configured, so its Kconfig and Makefile are read, but nothing of it is compiled."""
+"""Half of the source. The build system reads the Kconfig and Makefile of these directories, but compiles nothing in them."""
 
 REPORTED_EVERY_S = 30.0
 ABOUT_FILES = 1350

@@ -44,7 +44,8 @@ ON_DEMAND = (
     xt_TCPMSS ipip ip6_tunnel
 """.split(),  # noqa: SIM905 - program names are easier to read as a paragraph
 )
-"""What is loaded when a test needs it: by the kernel for rules, above all those of neighbours, and by a test for tunnels."""
+"""Modules that are loaded when a test needs them. The kernel loads modules for rules, above all for rules of other programs, and
+a test loads the module for tunnels."""
 
 TOOLS = (
     *"ip ipset ipvsadm nft conntrack sysctl mount umount sleep cat true sh bash".split(),  # noqa: SIM905 - program names are easier to read as a paragraph
@@ -55,8 +56,9 @@ TOOLS = (
         for ending in ("", "-save", "-restore")
     ),
 )
-"""Programs of the system that tests start often. Links to them come first in PATH, because each folder in which a program is
-looked for in vain costs a guest as much as its start: user-mode Linux copies the address space of the caller."""
+"""Programs of the system that tests start often. Links to these programs come first in PATH, because each folder that does not
+contain the program costs a guest as much time as the start of the program: user-mode Linux copies the address space of the
+caller."""
 
 PASSED_NAMES = frozenset({"VIRTUAL_ENV", "TERM", "CI", "LANG"})
 PASSED_PREFIXES = ("PYTHON", "HYPOTHESIS", "IPVSPROXY_")

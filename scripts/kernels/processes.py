@@ -10,7 +10,7 @@ from collections.abc import Iterator
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 IN_NAMESPACES = ("/usr/bin/unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""These words before a command give it mount and process namespaces of its own."""
+"""A command that these words precede gets separate mount and process namespaces."""
 
 
 def why_no_namespaces() -> str:
@@ -30,7 +30,7 @@ def quiet(command: list[str]) -> int:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when its parent ends for any reason.
+    """Let the kernel end this process when the parent process ends for any reason.
 
     This function runs between fork and exec, which is safe because this program has a single thread.
     """
@@ -39,7 +39,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of processes that a killed child leaves behind, in order to wait for them."""
+    """Become the parent of processes that a killed child leaves behind, so that this process can wait for their end."""
     pr_set_child_subreaper = 36
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
 

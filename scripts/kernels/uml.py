@@ -125,9 +125,9 @@ def allow_many_mappings() -> None:
 def on_one_processor() -> Iterator[None]:
     """Pin the guest to one processor that runs as few other guests as possible.
 
-    A process of the guest and the guest's kernel wake each other at each system call and page fault. On two processors, each
-    wake-up is an interrupt between the processors. In a virtual machine, these interrupts increase the time of a system call from
-    17 us to 150 us.
+    At each system call and page fault, a process of the guest wakes the guest's kernel, and then the kernel wakes the process. On
+    two processors, each wake-up is an interrupt between the processors. In a virtual machine, these interrupts increase the time
+    of a system call from 17 us to 150 us.
     """
     available = sorted(os.sched_getaffinity(0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
