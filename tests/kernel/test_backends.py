@@ -5,65 +5,38 @@
 
 import errno
 import pathlib
-import subprocess
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
 
 from ipvsproxy.kernel import backends
-from ipvsproxy.kernel.base import modules, netlink
+from ipvsproxy.kernel.base import modules, nft_message
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.ipset.ipset_driver import IpsetDriver
 from ipvsproxy.model.plan import Operation, Outcome
+from tests.kernel.drivers import run
 
 
-class Channel:
-    """A netlink channel to a kernel without nf_tables, where each request makes the kernel run modprobe."""
-
-    asked = 0
-
-    def __init__(self, _bus: int) -> None:
-        pass
-
-    def ask(self, _query: bytes, action: str) -> None:
-        Channel.asked += 1
-        raise KernelError(action=action, errno=errno.EINVAL, detail="no module has registered this subsystem")
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("state", "questions"),
-    [(ModuleState.LOADABLE, 0), (ModuleState.MISSING, 0), (ModuleState.UNKNOWN, 1), (ModuleState.LOADED, 3)],
-)
-def test_a_kernel_without_nf_tables_is_queried_for_our_table_only_once(
-    state: ModuleState, questions: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Channel, "asked", 0)
-    monkeypatch.setattr(netlink, "Channel", Channel)
-    monkeypatch.setattr(modules, "module_state", lambda *_: state)
+def test_a_kernel_without_nf_tables_is_queried_for_our_table_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each query makes such a kernel run modprobe."""
+    generation = Mock(side_effect=KernelError(action="read the generation", errno=errno.EINVAL))
+    monkeypatch.setattr(nft_message, "generation", generation)
+    monkeypatch.setattr(modules, "module_state", lambda *_: ModuleState.UNKNOWN)
     assert [backends.remove_table() for _audit in range(3)] == [False] * 3
-    assert Channel.asked == questions
-
-
-class Refusing:
-    """A fake program ipset that may not destroy a set."""
-
-    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        return [Outcome(one, error=f"{one}: no", errno=errno.EPERM) for one in operations]
-
-    def close(self) -> None:
-        pass
+    assert generation.call_count == 1
 
 
 def test_a_set_that_cannot_be_removed_is_reported_as_in_use_only_if_that_is_the_reason(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(_driver: object, operations: Sequence[Operation]) -> list[Outcome]:
+        return [Outcome(one, error=f"{one}: no", errno=errno.EPERM) for one in operations]
+
     (tmp_path / "module/ip_set").mkdir(parents=True)
-    monkeypatch.setattr(backends, "IpsetDriver", Refusing)
+    monkeypatch.setattr(IpsetDriver, "apply", refuse)
     with pytest.raises(KernelError, match="KUBE-"):
         backends.remove_ipsets(tmp_path)
 
@@ -91,17 +64,16 @@ def test_if_ipset_is_not_loaded_no_set_is_removed(tmp_path: pathlib.Path) -> Non
 
 
 @pytest.mark.kernel
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 def test_the_kernel_error_shows_that_a_set_is_in_use() -> None:
     for words in (
         ("ipset", "create", "KUBE-NODE-IP", "hash:ip"),
         ("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port"),
+        ("ipset", "add", "KUBE-CLUSTER-IP", "10.96.0.1,tcp:443"),
         ("iptables", "-A", "INPUT", "-m", "set", "--match-set", "KUBE-CLUSTER-IP", "dst,dst", "-j", "ACCEPT"),
     ):
-        subprocess.run(words, check=True)
-    subprocess.run(("ipset", "add", "KUBE-CLUSTER-IP", "10.96.0.1,tcp:443"), check=True)
+        run(*words)
     assert backends.remove_ipsets() == ("KUBE-CLUSTER-IP",)
-    listed = subprocess.run(("ipset", "save", "KUBE-CLUSTER-IP"), check=True, capture_output=True, text=True).stdout
-    assert "\nadd" not in listed, "what a rule still uses decides about no packet"
-    subprocess.run(("iptables", "-F", "INPUT"), check=True)
+    assert "\nadd" not in run("ipset", "save", "KUBE-CLUSTER-IP"), "what a rule still uses decides about no packet"
+    run("iptables", "-F", "INPUT")
     assert backends.remove_ipsets() == ()

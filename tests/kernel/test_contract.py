@@ -69,7 +69,7 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
     backend = Backend(request.param)
     if backend is Backend.NFTABLES:
         skip_without_nftables()
-    request.getfixturevalue("fresh_namespace")
+    request.getfixturevalue("network_namespace")
     with contextlib.closing(opened(backend)) as real:
         yield real
 
@@ -680,7 +680,7 @@ def test_a_firewall_mark_virtual_server_of_another_program_is_not_changed(kernel
 @pytest.mark.kernel
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sets_are_copied_from_the_former_backend_and_changes_are_also_written_to_former_sets_in_nftables(
-    fresh_namespace: None, backend: Backend
+    network_namespace: None, backend: Backend
 ) -> None:
     skip_without_nftables()
     marked = MarkedEntry(IpSet(SetKind.SCOPE, Family.IPV4).name, SERVICE[Family.IPV4], Protocol.TCP, 80, mark=0x10, mask=0x3FFF)

@@ -177,7 +177,7 @@ def test_after_a_lost_answer_no_set_type_counts_as_missing() -> None:
 
 
 @pytest.mark.checklist(94)
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 def test_set_types_that_the_kernel_does_not_have_are_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {missing.what for missing in host.missing_set_types()}
     assert not any("hash:ip," in what for what in here)

@@ -90,7 +90,7 @@ def test_the_lock_is_released_when_the_process_is_killed() -> None:
 
 def test_a_lock_in_another_network_namespace_is_ignored(request: pytest.FixtureRequest) -> None:
     with contextlib.closing(instance.Instance(NAME)):
-        request.getfixturevalue("fresh_namespace")
+        request.getfixturevalue("network_namespace")
         instance.Instance(NAME).close()
 
 

@@ -7,8 +7,6 @@ import contextlib
 import errno
 import pathlib
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +20,7 @@ from ipvsproxy.model.kernel import LocalRoutes
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind
+from tests.kernel.drivers import run
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.support import cluster, fake_netlink, lab, old_kernel, old_program
 from tests.support.cluster import Cluster, service
@@ -61,12 +60,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> o
     return chosen
 
 
-def run(*command: str) -> str:
-    done = subprocess.run((shutil.which(command[0]) or command[0], *command[1:]), check=True, capture_output=True, text=True)
-    return done.stdout
-
-
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 def test_local_routes_are_found_in_an_unfiltered_listing_of_all_routes_of_the_host(kernel: old_kernel.OldKernel) -> None:
     run("ip", "route", "add", "local", "10.97.0.1", "dev", "lo", "table", "local", "protocol", "250", "metric", "1024")
     with contextlib.closing(RouteDriver()) as driver:
@@ -79,12 +73,12 @@ def test_local_routes_are_found_in_an_unfiltered_listing_of_all_routes_of_the_ho
         assert routes.ask_to_filter(opened) == kernel.filters_routes
 
 
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 def test_whether_the_kernel_filters_a_listing_is_detected_from_its_first_datagram(kernel: old_kernel.OldKernel) -> None:
     assert conntrack.filters_listings() == kernel.filters_connections
 
 
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 def test_the_nftables_backend_needs_a_kernel_with_nat_chains_in_inet_tables(kernel: old_kernel.OldKernel) -> None:
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
         refusals = {driver.try_writing(family) for family in Family}
@@ -100,7 +94,7 @@ def test_the_nftables_backend_needs_a_kernel_with_nat_chains_in_inet_tables(kern
     )
 
 
-@pytest.mark.usefixtures("fresh_namespace", "kernel")
+@pytest.mark.usefixtures("network_namespace", "kernel")
 def test_every_set_is_created_and_accepts_entries_of_all_protocols() -> None:
     entries = [SetEntry("KUBE-CLUSTER-IP", V4, protocol, 80) for protocol in Protocol]
     with contextlib.closing(ipset.IpsetDriver()) as driver:

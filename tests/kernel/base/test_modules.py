@@ -43,3 +43,22 @@ def test_the_state_of_a_module_is_unknown_if_the_module_files_are_missing(tmp_pa
 def test_a_kernel_has_the_schedulers_whose_modules_exist(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert modules.schedulers(root) == ("rr",)
     assert modules.schedulers(tmp_path / "nothing") == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "before", "after"),
+    [
+        (ModuleState.LOADED, True, True),
+        (ModuleState.BUILT_IN, True, True),
+        (ModuleState.LOADABLE, False, False),
+        (ModuleState.MISSING, False, False),
+        (ModuleState.UNKNOWN, True, False),
+    ],
+)
+def test_nf_tables_is_queried_only_if_it_is_loaded_or_if_it_is_unknown_and_was_not_refused_before(
+    monkeypatch: pytest.MonkeyPatch, state: ModuleState, *, before: bool, after: bool
+) -> None:
+    monkeypatch.setattr(modules, "module_state", lambda *_: state)
+    assert modules.may_have_nf_tables() is before
+    modules.note_no_nf_tables()
+    assert modules.may_have_nf_tables() is after

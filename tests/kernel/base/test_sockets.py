@@ -12,7 +12,7 @@ from ipvsproxy.kernel.base.sockets import open_event_socket
 LINK_GROUP = 1
 
 
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 def test_a_socket_receives_the_events_of_its_group_without_blocking() -> None:
     with open_event_socket(socket.NETLINK_ROUTE, (LINK_GROUP,), 1 << 20) as opened:
         with pytest.raises(BlockingIOError):

@@ -7,9 +7,8 @@ Behaviour that the real kernel and the fake kernel share is tested in test_contr
 
 import contextlib
 import errno
+import functools
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
@@ -21,8 +20,9 @@ from ipvsproxy.kernel.base.sets_driver import ObservedSet
 from ipvsproxy.kernel.ipset import ipset_driver as ipset
 from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
-from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
+from tests.kernel.drivers import apply, run
 from tests.support import fake_netlink
 from tests.support.polled_sets import observe_changed
 
@@ -35,14 +35,7 @@ def driver(network_namespace: None) -> Iterator[ipset.IpsetDriver]:
         yield made
 
 
-def tool(*arguments: str, stdin: str = "") -> str:
-    """Run ipset."""
-    command = (shutil.which("ipset") or "ipset", *arguments)
-    return subprocess.run(command, input=stdin, check=True, capture_output=True, text=True).stdout
-
-
-def apply(driver: ipset.IpsetDriver, verb: Verb, *items: Item | SetEntry) -> list[Outcome]:
-    return driver.apply([Operation(verb, SetEntries.of(item) if isinstance(item, SetEntry) else item) for item in items])
+tool = functools.partial(run, "ipset")
 
 
 def entry(number: int, name: str = CLUSTER_IP.name) -> SetEntry:

@@ -43,25 +43,24 @@ def test_a_program_that_prints_no_version_is_an_error() -> None:
         iptables.parse_version("usage: foo\n")
 
 
-def test_the_error_of_a_failed_write_is_one_line_that_contains_the_failing_rule() -> None:
-    messages = (
-        "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\n"
-        "Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n"
-    )
-    assert iptables_process.describe_failure(messages, "*nat\n:K - [0:0]\n-A K -m set --match-set NOPE dst\nCOMMIT\n") == (
-        "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.; Error occurred at line: 3 (-A K -m set --match-set NOPE dst)"
-    )
-
-
-@pytest.mark.parametrize(("number", "line"), [(0, ""), (1, " (*nat)"), (2, " (COMMIT)"), (3, "")])
-def test_a_failed_write_shows_the_line_only_if_the_input_has_a_line_of_that_number(number: int, line: str) -> None:
-    assert iptables_process.describe_failure(f"failed at line: {number}", "*nat\nCOMMIT\n") == f"failed at line: {number}{line}"
-
-
-def test_an_error_without_a_line_number_is_reported_as_iptables_printed_it() -> None:
-    assert iptables_process.describe_failure("Another app is currently holding the xtables lock.\n", "*nat\nCOMMIT\n") == (
-        "Another app is currently holding the xtables lock."
-    )
+@pytest.mark.parametrize(
+    ("printed", "reported"),
+    [
+        (
+            "iptables v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\nTry `iptables -h' or 'more'.\n",
+            "iptables v1.8.9 (legacy): Set NOPE doesn't exist.; Error occurred at line: 3 (-A K -m set --match-set NOPE dst)",
+        ),
+        ("Another app is currently holding the xtables lock.\n", "Another app is currently holding the xtables lock."),
+        ("failed at line: 0", "failed at line: 0"),
+        ("failed at line: 1", "failed at line: 1 (*nat)"),
+        ("failed at line: 4", "failed at line: 4 (COMMIT)"),
+        ("failed at line: 5", "failed at line: 5"),
+    ],
+)
+def test_the_error_of_a_failed_write_is_one_line_and_contains_the_failing_rule_if_its_number_is_known(
+    printed: str, reported: str
+) -> None:
+    assert iptables_process.describe_failure(printed, "*nat\n:K - [0:0]\n-A K -m set --match-set NOPE dst\nCOMMIT\n") == reported
 
 
 @pytest.fixture

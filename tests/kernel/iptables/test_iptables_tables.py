@@ -24,7 +24,7 @@ from ipvsproxy.model.rules import ChainKey
 STRANGE = ChainKey("nat", "STRANGE")
 
 
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("family", Family)
 def test_only_chains_of_the_requested_family_count(family: Family) -> None:
     command = "iptables-nft" if family is Family.IPV4 else "ip6tables-nft"
@@ -68,7 +68,7 @@ def run(family: Family, variant: str, *arguments: str) -> None:
 HOST_PORTS = ("CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-DN-0123456789abcdef01234", "KUBE-HOSTPORTS", "KUBE-HP-ABCDEFGHIJ")
 
 
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize(("family", "variant"), CASES)
 def test_host_port_rules_in_the_variant_that_we_do_not_use_are_reported(family: Family, variant: str) -> None:
     ours = next(one for one in PROGRAMS if one != variant)
@@ -86,7 +86,7 @@ def test_host_port_rules_in_the_variant_that_we_do_not_use_are_reported(family: 
     assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, "nftables")) == ()
 
 
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("variant", PROGRAMS)
 def test_host_port_rules_in_a_separate_nftables_table_are_reported_with_either_variant(variant: str) -> None:
     run(Family.IPV6, "nf_tables", "nat", "-N", "SOME")
@@ -156,7 +156,7 @@ def test_the_fingerprint_of_a_table_that_cannot_be_read_is_an_error() -> None:
         RuleChanges().fingerprint(Family.IPV4, "legacy", ("no-such-table",))
 
 
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("family", Family)
 def test_checking_whether_nf_tables_accepts_rules_leaves_no_rule_or_table_behind(family: Family) -> None:
     command = "iptables-nft-save" if family is Family.IPV4 else "ip6tables-nft-save"

@@ -17,16 +17,15 @@ from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.rules import ObservedSkeleton
+from tests.kernel.drivers import run
 from tests.kernel.iptables.test_programs import (
     IPVS_FILTER,
     JUMPS,
     SERVICES,
     change,
-    create_set,
     driver_beside_set,
     every_kind_of_rule,
     make_driver,
-    run,
     variant,
 )
 
@@ -81,10 +80,9 @@ def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:
 
 
 def test_a_new_process_writes_rules_beside_a_native_rule_and_reads_all_tables_without_native_rules() -> None:
-    create_set(Family.IPV4)
+    driver, skeleton = driver_beside_set()
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()
-    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     assert observed(driver).hidden == {"filter"}
     assert change(driver, Verb.SET, skeleton) == ""
     assert_in_force()
@@ -117,9 +115,8 @@ def test_listing_a_table_that_iptables_cannot_show_does_not_change_the_fingerpri
 
 
 def test_a_jump_that_an_earlier_process_wrote_to_a_table_that_iptables_cannot_show_is_not_duplicated() -> None:
-    create_set(Family.IPV4)
-    skeleton = every_kind_of_rule(Family.IPV4)
-    assert change(make_driver(), Verb.SET, skeleton) == ""
+    before, skeleton = driver_beside_set()
+    assert change(before, Verb.SET, skeleton) == ""
     handle = insert_native_rule()
     restarted = make_driver()
     assert change(restarted, Verb.SET, skeleton) == ""

@@ -26,6 +26,7 @@ from tests.support.programs import make_program
 V6 = Skeleton(family=Family.IPV6, chains=SKELETON.chains, jumps=SKELETON.jumps)
 PUT, PUT_V6 = Operation(Verb.SET, SKELETON), Operation(Verb.SET, V6)
 LONG_S = 60.0
+Make = Callable[..., RulesDriver]
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 @pytest.fixture
-def make(programs: pathlib.Path) -> Iterator[Callable[..., RulesDriver]]:
+def make(programs: pathlib.Path) -> Iterator[Make]:
     """Creates drivers. When the test ends, the programs that the drivers have started may end, too."""
     made: list[RulesDriver] = []
 
@@ -76,15 +77,13 @@ def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
     raise AssertionError("it never came to an end")
 
 
-def test_without_a_time_limit_the_driver_waits_until_the_program_ends(
-    make: Callable[..., RulesDriver], programs: pathlib.Path
-) -> None:
+def test_without_a_time_limit_the_driver_waits_until_the_program_ends(make: Make, programs: pathlib.Path) -> None:
     (programs / "iptables.go").touch()
     assert make(None).apply([PUT]) == [Outcome(PUT)]
 
 
 def test_the_start_of_the_thread_that_writes_rules_is_tried_again_after_a_failure(
-    make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (programs / "iptables.go").touch()
     driver = make(None)
@@ -96,9 +95,7 @@ def test_the_start_of_the_thread_that_writes_rules_is_tried_again_after_a_failur
     assert driver.apply([PUT]) == [Outcome(PUT)]
 
 
-def test_a_slow_program_keeps_running_and_the_next_attempt_returns_its_outcome(
-    make: Callable[..., RulesDriver], programs: pathlib.Path
-) -> None:
+def test_a_slow_program_keeps_running_and_the_next_attempt_returns_its_outcome(make: Make, programs: pathlib.Path) -> None:
     is_over = threading.Event()
     driver = make(0.05, is_over.set)
     (outcome,) = driver.apply([PUT])
@@ -111,7 +108,7 @@ def test_a_slow_program_keeps_running_and_the_next_attempt_returns_its_outcome(
 
 
 def test_while_a_program_is_running_no_other_program_of_its_family_is_started(
-    make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = make(0.05)
     driver.apply([PUT])
@@ -130,9 +127,7 @@ def test_while_a_program_is_running_no_other_program_of_its_family_is_started(
     assert driver.observe(Family.IPV4).jumps == frozenset(), "the programs of this test list nothing"
 
 
-def test_a_slow_write_of_rules_in_one_family_does_not_delay_the_other_family(
-    make: Callable[..., RulesDriver], programs: pathlib.Path
-) -> None:
+def test_a_slow_write_of_rules_in_one_family_does_not_delay_the_other_family(make: Make, programs: pathlib.Path) -> None:
     (programs / "ip6tables.go").touch()
     driver = make(3.0)
     first, second = driver.apply([PUT, PUT_V6])
@@ -141,7 +136,7 @@ def test_a_slow_write_of_rules_in_one_family_does_not_delay_the_other_family(
 
 
 def test_after_a_slow_program_the_driver_waits_only_briefly_for_programs_until_one_of_them_is_fast(
-    make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_s: list[float | None] = []
     driver = make(0.05)
@@ -166,7 +161,7 @@ def test_after_a_slow_program_the_driver_waits_only_briefly_for_programs_until_o
 
 
 def test_the_rules_are_read_although_each_write_is_late_and_fails(
-    make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver waits for a slow read of the rules, because no later call would use the result of an abandoned read."""
     make_program(programs, "iptables-save", "sleep 0.2")
@@ -180,9 +175,7 @@ def test_the_rules_are_read_although_each_write_is_late_and_fails(
     assert outcome.errno == errno.EINPROGRESS, "a call for a write still waits only briefly"
 
 
-def test_if_a_trial_write_takes_too_long_the_family_does_not_count_as_certainly_unusable(
-    make: Callable[..., RulesDriver],
-) -> None:
+def test_if_a_trial_write_takes_too_long_the_family_does_not_count_as_certainly_unusable(make: Make) -> None:
     driver = make(LONG_S)
     driver.program(Family.IPV4)
     driver._patience_s = 0.5
@@ -193,9 +186,7 @@ def test_if_a_trial_write_takes_too_long_the_family_does_not_count_as_certainly_
     assert driver.usable(Family.IPV6) is None
 
 
-def test_a_failed_iptables_program_has_the_same_outcome_with_or_without_a_thread(
-    make: Callable[..., RulesDriver], programs: pathlib.Path
-) -> None:
+def test_a_failed_iptables_program_has_the_same_outcome_with_or_without_a_thread(make: Make, programs: pathlib.Path) -> None:
     make_program(programs, "iptables-restore", "echo 'no table nat' >&2; exit 4")
     driver = make(LONG_S)
     (outcome,) = driver.apply([PUT])
@@ -206,9 +197,7 @@ def test_a_failed_iptables_program_has_the_same_outcome_with_or_without_a_thread
     assert make(LONG_S).usable(Family.IPV6) is not None
 
 
-def test_if_the_version_of_a_program_is_known_the_program_is_not_started(
-    make: Callable[..., RulesDriver], programs: pathlib.Path
-) -> None:
+def test_if_the_version_of_a_program_is_known_the_program_is_not_started(make: Make, programs: pathlib.Path) -> None:
     driver = make(LONG_S)
     assert driver.known_program(Family.IPV4) is None
     program = driver.program(Family.IPV4)
@@ -216,9 +205,7 @@ def test_if_the_version_of_a_program_is_known_the_program_is_not_started(
     assert driver.program(Family.IPV4) == driver.known_program(Family.IPV4) == program
 
 
-def test_rules_that_contain_a_text_are_returned_for_each_family_that_can_be_read(
-    make: Callable[..., RulesDriver], programs: pathlib.Path
-) -> None:
+def test_rules_that_contain_a_text_are_returned_for_each_family_that_can_be_read(make: Make, programs: pathlib.Path) -> None:
     (programs / "iptables-save").write_text("#!/bin/sh\necho '-A INPUT -j KUBE-X'; echo '-A INPUT -j OTHER'\n")
     (programs / "ip6tables-save").write_text("#!/bin/sh\nexit 1\n")
     assert make(LONG_S).rules_with("KUBE-X", list(Family)) == ["-A INPUT -j KUBE-X"]

@@ -1,15 +1,7 @@
 """The text of whole tables, as iptables reads and prints it. Tests with real programs are in test_programs.py."""
 
-import json
-import pathlib
-
-import pytest
-
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
-from ipvsproxy.model.rules import ChainKey, Jump
 from tests.kernel.iptables.skeleton_example import CHAINS, INPUT, MARK, NOTHING, OUTPUT, PREROUTING, SERVICES, SKELETON
-
-GOLDEN = pathlib.Path(__file__).parents[2] / "golden/expected"
 
 
 def test_chains_rules_and_jumps_are_written_to_empty_tables() -> None:
@@ -96,29 +88,3 @@ def test_a_table_that_iptables_save_cannot_show_counts_as_hidden_only_if_our_rul
     assert iptables_syntax.parse_save(hint.format("mangle"), SKELETON.chains, SKELETON.jumps) == NOTHING
     beside = iptables_syntax.parse_save(SAVED + hint.format("nat"), SKELETON.chains, SKELETON.jumps)
     assert beside.chains == iptables_syntax.parse_save(SAVED, SKELETON.chains, SKELETON.jumps).chains
-
-
-@pytest.mark.parametrize("profile", [path.parent.name for path in sorted(GOLDEN.glob("*/P0.json"))])
-def test_parsing_recorded_rules_gives_the_same_rules_as_were_recorded(profile: str) -> None:
-    recorded = json.loads((GOLDEN / profile / "P0.json").read_text())["iptables"]
-    for family in ("v4", "v6"):
-        chains = {ChainKey(*key.split("/")[1:]): rules for key, rules in recorded.items() if key.startswith(f"{family}/")}
-        ours = {key: tuple(rules) for key, rules in chains.items() if key.chain.startswith("KUBE-")}
-        jumps = {
-            Jump(key.table, key.chain, rule.rsplit(" ", 1)[1], rule.split('"')[1])
-            for key, rules in chains.items()
-            if key not in ours
-            for rule in rules
-        }
-        text = "".join(
-            f"*{table}\n"
-            + "".join(f"{rule}\n" for key, rules in chains.items() if key.table == table for rule in rules)
-            + "COMMIT\n"
-            for table in ("filter", "nat")
-        )
-        listing = iptables_syntax.parse_save(text, ours, jumps)
-        assert {key: tuple(f"-A {key.chain} {rule}" for rule in rules) for key, rules in listing.chains.items()} == {
-            key: rules for key, rules in ours.items() if rules
-        }
-        assert dict.fromkeys(jumps, 1) == listing.jumps
-        assert not listing.foreign_jumps

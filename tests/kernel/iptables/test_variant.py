@@ -13,6 +13,7 @@ from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Evidence, Variant
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
+from tests.kernel.drivers import run
 from tests.support.programs import make_program
 
 CHAINS = (ChainKey("nat", "KUBE-SERVICES"), ChainKey("filter", "KUBE-IPVS-FILTER"))
@@ -97,11 +98,22 @@ def test_the_error_on_a_host_without_iptables_says_what_to_install(
         iptables_variant.choose(CHAINS)
 
 
-def make_variant(folder: pathlib.Path, kind: str, restore: str) -> None:
-    """Scripts that replace the programs of one variant, whose tables are empty."""
+@pytest.fixture
+def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """An empty folder at the head of PATH, for scripts that replace the programs of both variants."""
+    monkeypatch.setattr(iptables_variant, "DELAYS_S", (0.0, 0.0))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def make_variants(folder: pathlib.Path, *, nft: str = "exit 0", legacy: str = "exit 0", in_path: str) -> None:
+    """Scripts that replace the programs of both variants, whose tables are empty. ``nft`` and ``legacy`` restore rules."""
     for command in ("iptables", "ip6tables"):
-        for ending, script in (("", f"echo '{command} v1.8.9 ({kind})'"), ("-save", "true"), ("-restore", restore)):
-            make_program(folder, f"{command}-{'nft' if kind == 'nf_tables' else kind}{ending}", script)
+        for name, kind, restore in ((f"{command}-nft", "nf_tables", nft), (f"{command}-legacy", "legacy", legacy)):
+            make_program(folder, name, f"echo '{command} v1.8.9 ({kind})'")
+            make_program(folder, f"{name}-save")
+            make_program(folder, f"{name}-restore", restore)
+    (folder / "iptables").symlink_to(folder / f"iptables-{in_path}")
 
 
 HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; exit 4"
@@ -112,13 +124,10 @@ HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; ex
     [("exit 0", "exit 0", NFT), (HAS_NONE, "exit 0", LEGACY), (HAS_NONE, HAS_NONE, NFT), ("exit 4", "exit 0", NFT)],
 )
 def test_the_only_variant_whose_rules_the_kernel_accepts_is_chosen(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
 ) -> None:
     monkeypatch.setattr(iptables_tables, "take_rules", lambda *_: False)  # so the choice depends on the programs alone
-    make_variant(tmp_path, "nf_tables", nft)
-    make_variant(tmp_path, "legacy", legacy)
-    (tmp_path / "iptables").symlink_to(tmp_path / "iptables-nft")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    make_variants(programs, nft=nft, legacy=legacy, in_path="nft")
     choice = iptables_variant.choose(CHAINS)
     assert choice.variant == variant
     assert (choice.commands == iptables.COMMANDS) is (variant == NFT)
@@ -130,37 +139,25 @@ FAILS_ONCE = "[ -e {0} ] || { touch {0}; echo 'fork: Cannot allocate memory' >&2
 
 
 @pytest.mark.parametrize(("failure", "reason"), [("", "kubelet's chain"), (FAILS_ONCE, "kubelet's chain"), ("exit 4", "in PATH")])
-def test_a_single_failed_listing_does_not_change_the_chosen_variant(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, failure: str, reason: str
-) -> None:
-    monkeypatch.setattr(iptables_variant, "DELAYS_S", (0.0, 0.0))
-    make_variant(tmp_path, "nf_tables", "exit 0")
-    make_variant(tmp_path, "legacy", "exit 0")
-    (tmp_path / "iptables").symlink_to(tmp_path / "iptables-legacy")
-    script = failure.replace("{0}", str(tmp_path / "failed"))
-    (tmp_path / "iptables-nft-save").write_text(f"#!/bin/sh\n{script}\n{KUBELETS}\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def test_a_single_failed_listing_does_not_change_the_chosen_variant(programs: pathlib.Path, failure: str, reason: str) -> None:
+    make_variants(programs, in_path="legacy")
+    script = failure.replace("{0}", str(programs / "failed"))
+    (programs / "iptables-nft-save").write_text(f"#!/bin/sh\n{script}\n{KUBELETS}\n")
     choice = iptables_variant.choose(CHAINS)
     assert reason in choice.reason
     assert choice.variant is (LEGACY if failure == "exit 4" else NFT)
 
 
-def test_a_listing_is_not_repeated_if_the_kernel_does_not_support_the_variant(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(iptables_variant, "DELAYS_S", (0.0, 0.0))
-    make_variant(tmp_path, "nf_tables", "exit 0")
-    make_variant(tmp_path, "legacy", "exit 0")
-    (tmp_path / "iptables").symlink_to(tmp_path / "iptables-legacy")
+def test_a_listing_is_not_repeated_if_the_kernel_does_not_support_the_variant(programs: pathlib.Path) -> None:
+    make_variants(programs, in_path="legacy")
     none = "Could not fetch rule set generation id: Operation not supported"
-    (tmp_path / "iptables-nft-save").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/log\necho '{none}' >&2; exit 1\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (programs / "iptables-nft-save").write_text(f"#!/bin/sh\necho asked >> {programs}/log\necho '{none}' >&2; exit 1\n")
     assert iptables_variant.choose(CHAINS).variant is LEGACY
-    assert (tmp_path / "log").read_text().split() == ["asked"]
+    assert (programs / "log").read_text().split() == ["asked"]
 
 
 @pytest.fixture
-def both_variants(fresh_namespace: None) -> None:
+def both_variants(network_namespace: None) -> None:
     """The programs of both variants work, and the tables of both variants are empty."""
     for program in PROGRAMS:
         if shutil.which(program) is None:
@@ -170,10 +167,6 @@ def both_variants(fresh_namespace: None) -> None:
         if subprocess.run((f"iptables-{kind}", *chain), capture_output=True, check=False).returncode:
             pytest.skip(f"this kernel has no tables of iptables-{kind}")
         run(f"iptables-{kind}", "-X", "TRIED")
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.mark.usefixtures("both_variants")

@@ -1,15 +1,13 @@
 """Virtual servers, real servers and operations on them, used by several tests of the IPVS driver."""
 
 import errno
-import shutil
+import functools
 import socket
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import (
     ObservedVirtualServer,
@@ -18,6 +16,9 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
+from tests.kernel.drivers import run
+
+ipvsadm = functools.partial(run, "ipvsadm")
 
 
 def server(
@@ -31,22 +32,9 @@ def real(virtual_server: VirtualServer, address: str, port: int = 8080, weight: 
     return RealServers.of(virtual_server.key, RealServerKey.of(parse_address(address), port), weight)
 
 
-def operations(verb: Verb, *items: Item) -> list[Operation]:
-    return [Operation(verb, item) for item in items]
-
-
-def clean(outcomes: Sequence[Outcome]) -> bool:
-    return not any(outcome.error or outcome.surprise for outcome in outcomes)
-
-
 def changes(driver: ipvs.IpvsDriver, *, whole: bool = True) -> Mapping[VirtualServerKey, ObservedVirtualServer | None]:
     """All virtual servers that a listing returns."""
     return {key: observed for reading in driver.observe_changed(tuple(Family), whole=whole) for key, observed in reading.items()}
-
-
-def ipvsadm(*arguments: str) -> str:
-    """Run ipvsadm, and return its output."""
-    return subprocess.run((shutil.which("ipvsadm") or "ipvsadm", *arguments), check=True, capture_output=True, text=True).stdout
 
 
 def refuse(_asking: socket.socket, _level: int, _option: int, _question: bytearray, action: str) -> int:

@@ -14,7 +14,8 @@ from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Item, Operation, Verb
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer, VirtualServerKey
-from tests.kernel.ipvs.examples import clean, operations, real, refuse, server
+from tests.kernel.drivers import clean, operations
+from tests.kernel.ipvs.examples import real, refuse, server
 from tests.support import fake_netlink
 
 

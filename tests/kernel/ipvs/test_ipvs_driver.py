@@ -33,7 +33,8 @@ from ipvsproxy.model.virtual_servers import (
 )
 from ipvsproxy.reconcile.attempts import PATIENT_SCHEDULERS
 from ipvsproxy.reconcile.kinds import virtual_server_kind
-from tests.kernel.ipvs.examples import changes, clean, ipvsadm, operations, real, server
+from tests.kernel.drivers import clean, operations
+from tests.kernel.ipvs.examples import changes, ipvsadm, real, server
 from tests.support import patience
 
 

@@ -8,7 +8,8 @@ from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer
-from tests.kernel.ipvs.examples import operations, real, server
+from tests.kernel.drivers import operations
+from tests.kernel.ipvs.examples import real, server
 
 PREPARED, EMPTY, PLAIN = server("192.0.2.1", scheduler="mh"), server("192.0.2.2", scheduler="mh"), server("192.0.2.3")
 MARKED = VirtualServer(FirewallMark.of(Family.IPV4, 7), PLAIN.settings)

@@ -25,7 +25,8 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from tests.kernel.ipvs.examples import changes, clean, ipvsadm, operations, real, refuse, server
+from tests.kernel.drivers import clean, operations
+from tests.kernel.ipvs.examples import changes, ipvsadm, real, refuse, server
 
 WEB = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 80)
 DNS = VirtualServerKey(Protocol.UDP, parse_address("10.96.0.10"), 53)

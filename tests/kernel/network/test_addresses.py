@@ -6,10 +6,8 @@ Behaviour that the real kernel and the fake kernel share is tested in test_contr
 import contextlib
 import errno
 import json
-import shutil
 import socket
 import struct
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +18,8 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.network import addresses
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, InterfaceAddress
 from ipvsproxy.model.net import Address, parse_address
-from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Verb
+from tests.kernel.drivers import apply, clean, run
 from tests.support import fake_netlink
 
 
@@ -31,19 +30,8 @@ def driver(network_namespace: None) -> Iterator[addresses.AddressDriver]:
 
 
 def ip(*arguments: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        (shutil.which("ip") or "ip", "-details", "-json", *arguments), check=True, capture_output=True, text=True
-    )
-    parsed: list[dict[str, Any]] = json.loads(done.stdout or "[]")
+    parsed: list[dict[str, Any]] = json.loads(run("ip", "-details", "-json", *arguments) or "[]")
     return parsed
-
-
-def apply(driver: addresses.AddressDriver, verb: Verb, *items: Item) -> list[Outcome]:
-    return driver.apply([Operation(verb, item) for item in items])
-
-
-def clean(outcomes: list[Outcome]) -> bool:
-    return not any(outcome.error or outcome.surprise for outcome in outcomes)
 
 
 def bound(text: str) -> BoundAddresses:

@@ -2,8 +2,6 @@
 
 import contextlib
 import errno
-import shutil
-import subprocess
 import tracemalloc
 from collections.abc import Callable, Iterator
 
@@ -15,6 +13,7 @@ from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
+from tests.kernel.drivers import run
 from tests.support import fake_netlink
 
 SERVICE = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}
@@ -29,12 +28,6 @@ def driver(network_namespace: None) -> Iterator[conntrack.ConntrackDriver]:
         yield made
 
 
-def tool(*arguments: str) -> str:
-    """Run conntrack."""
-    done = subprocess.run((shutil.which("conntrack") or "conntrack", *arguments), check=True, capture_output=True, text=True)
-    return done.stdout
-
-
 def flow(family: Family, client: int, pod: int, *, protocol: str = "udp", port: int = 53, service: str = "") -> None:
     """A tracked flow from a client to a Service, answered by a pod."""
     source, target = CLIENT[family].format(client), service or SERVICE[family]
@@ -44,12 +37,12 @@ def flow(family: Family, client: int, pod: int, *, protocol: str = "udp", port: 
         arguments += ["--state", "ESTABLISHED"]
     if protocol == "sctp":
         arguments += ["--orig-vtag", "1", "--reply-vtag", "2"]
-    tool(*arguments)
+    run("conntrack", *arguments)
 
 
 def clients(family: Family, protocol: str = "udp") -> set[str]:
     """The client and the pod of each tracked flow."""
-    lines = tool("-L", "-f", "ipv4" if family is Family.IPV4 else "ipv6", "-p", protocol).splitlines()
+    lines = run("conntrack", "-L", "-f", "ipv4" if family is Family.IPV4 else "ipv6", "-p", protocol).splitlines()
     words = [[word.partition("=")[2] for word in line.split() if word.startswith("src=")] for line in lines]
     return {f"{one.rpartition('.')[2].rpartition(':')[2]}-{two.rpartition('.')[2].rpartition(':')[2]}" for one, two in words}
 

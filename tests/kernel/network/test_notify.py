@@ -1,11 +1,10 @@
 """Events of a real kernel in a separate network namespace, lost events, and rare messages built by hand."""
 
 import contextlib
+import functools
 import select
-import shutil
 import socket
 import struct
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -15,16 +14,15 @@ from ipvsproxy.kernel.network import notify, routes
 from ipvsproxy.model.kernel import LocalRoutes
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.plan import Operation, Verb
+from tests.kernel.drivers import run
 
-pytestmark = pytest.mark.usefixtures("fresh_namespace")
-IP = shutil.which("ip") or "ip is not installed"
+ip = functools.partial(run, "ip")
 OURS, OTHER = notify.Change.OURS, notify.Change.OTHER_ADDRESSES
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> str:
+def device(network_namespace: None) -> str:
     """The device that the listener watches. The device is a bridge, because some test hosts have no dummy devices."""
-    request.getfixturevalue("fresh_namespace")
     ip("link", "add", "kube-test0", "type", "bridge")
     return "kube-test0"
 
@@ -35,10 +33,6 @@ def listener(device: str) -> Iterator[notify.ChangeListener]:
     with contextlib.closing(notify.ChangeListener(device=device)) as listener:
         assert listener.read() == ()
         yield listener
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run((IP, *arguments), check=True)
 
 
 def test_events_distinguish_addresses_of_the_device_from_addresses_of_other_interfaces(listener: notify.ChangeListener) -> None:

@@ -7,11 +7,10 @@ Behaviour that the real kernel and the fake kernel share is tested in test_contr
 
 import contextlib
 import errno
+import functools
 import json
-import shutil
 import socket
 import struct
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,8 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.network import routes
 from ipvsproxy.model.kernel import LocalRoutes
 from ipvsproxy.model.net import Address, Family, parse_address
-from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.plan import Verb
+from tests.kernel.drivers import apply, clean, run
 from tests.support import fake_netlink
 
 V4, OTHER_V4, V6 = (parse_address(text) for text in ("10.96.0.1", "10.96.0.2", "fd00:96::1"))
@@ -43,8 +43,7 @@ FOREIGN = (
 """Routes that differ from ours in one property each."""
 
 
-def run_ip(*arguments: str) -> str:
-    return subprocess.run((shutil.which("ip") or "ip", *arguments), check=True, capture_output=True, text=True).stdout
+run_ip = functools.partial(run, "ip")
 
 
 def local_routes(family: Family) -> list[dict[str, Any]]:
@@ -67,24 +66,15 @@ def kernel_route(address: str) -> str:
 
 
 @pytest.fixture
-def driver(fresh_namespace: None) -> Iterator[routes.RouteDriver]:
-    run_ip("link", "set", "lo", "up")
+def driver(network_namespace: None) -> Iterator[routes.RouteDriver]:
     run_ip("link", "add", "other0", "type", "bridge")
     run_ip("link", "set", "other0", "up")
     with contextlib.closing(routes.RouteDriver()) as made:
         yield made
 
 
-def apply(driver: routes.RouteDriver, verb: Verb, *items: Item) -> list[Outcome]:
-    return driver.apply([Operation(verb, item) for item in items])
-
-
-def is_clean(outcomes: list[Outcome]) -> bool:
-    return not any(outcome.error or outcome.surprise for outcome in outcomes)
-
-
 def test_a_route_is_as_ip_prints_it_and_has_no_preferred_source_address(driver: routes.RouteDriver) -> None:
-    assert is_clean(apply(driver, Verb.ADD, LocalRoutes.of(V4, V6)))
+    assert clean(apply(driver, Verb.ADD, LocalRoutes.of(V4, V6)))
     (v4,), (v6,) = local_routes(Family.IPV4), local_routes(Family.IPV6)
     same = {"type": "local", "dev": "lo", "protocol": "251", "metric": 1024}
     assert {key: v4.get(key) for key in (*same, "dst", "scope", "prefsrc")} == {
@@ -95,7 +85,7 @@ def test_a_route_is_as_ip_prints_it_and_has_no_preferred_source_address(driver: 
     }
     assert {key: v6.get(key) for key in (*same, "dst", "prefsrc")} == {**same, "dst": "fd00:96::1", "prefsrc": None}
     assert driver.observe() == {V4, V6}
-    assert is_clean(apply(driver, Verb.REMOVE, LocalRoutes.of(V4, V6)))
+    assert clean(apply(driver, Verb.REMOVE, LocalRoutes.of(V4, V6)))
     assert local_routes(Family.IPV4) == local_routes(Family.IPV6) == []
 
 
@@ -125,10 +115,10 @@ def test_an_address_and_its_local_route_can_coexist_and_each_stays_when_the_othe
     bind("10.96.0.1/32")
     bind("fd00:96::1/128")
     before = [kernel_route(address) for address in ("10.96.0.1", "fd00:96::1")]
-    assert is_clean(apply(driver, Verb.ADD, LocalRoutes.of(V4, V6, OTHER_V4)))
+    assert clean(apply(driver, Verb.ADD, LocalRoutes.of(V4, V6, OTHER_V4)))
     bind("10.96.0.2/32")
     assert driver.observe() == {V4, V6, OTHER_V4}
-    assert is_clean(apply(driver, Verb.REMOVE, LocalRoutes.of(V4, V6)))
+    assert clean(apply(driver, Verb.REMOVE, LocalRoutes.of(V4, V6)))
     assert [outcome.surprise for outcome in apply(driver, Verb.REMOVE, LocalRoutes.of(V4, V6))] == [True, True]
     assert [kernel_route(address) for address in ("10.96.0.1", "fd00:96::1")] == before
     run_ip("link", "del", "other0")
@@ -154,11 +144,11 @@ def test_drivers_with_different_protocol_numbers_observe_and_change_only_their_o
     apply(driver, Verb.ADD, LocalRoutes.of(V4))
     with contextlib.closing(routes.RouteDriver(route_protocol=77)) as other:
         assert other.observe() == set()
-        assert is_clean(apply(other, Verb.ADD, LocalRoutes.of(V6)))
+        assert clean(apply(other, Verb.ADD, LocalRoutes.of(V6)))
         assert (other.observe(), driver.observe()) == ({V6}, {V4})
 
 
-def test_if_lo_is_down_doctor_reports_that_as_the_reason(fresh_namespace: None) -> None:
+def test_if_lo_is_down_doctor_reports_that_as_the_reason(network_namespace: None) -> None:
     run_ip("link", "set", "lo", "down")
     with contextlib.closing(routes.RouteDriver()) as driver:
         v4, v6 = apply(driver, Verb.ADD, LocalRoutes.of(V4, V6))
@@ -182,7 +172,7 @@ def test_routes_that_the_kernel_removed_without_a_notification_are_missing_at_th
     assert driver.observe_changed() is None
     run_ip("address", "del", "127.0.0.1/8", "dev", "lo")
     assert driver.observe_changed() == {V6}
-    assert is_clean(apply(driver, Verb.ADD, LocalRoutes.of(V4)))
+    assert clean(apply(driver, Verb.ADD, LocalRoutes.of(V4)))
     assert driver.observe_changed() == {V4, V6}, "an addition needs no address on lo"
     run_ip("link", "set", "lo", "down")
     assert driver.observe_changed() == {V4}
@@ -209,12 +199,12 @@ def test_a_route_that_another_program_adds_with_our_protocol_number_is_returned_
 def test_thousands_of_routes_are_added_and_removed(driver: routes.RouteDriver) -> None:
     some = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(1700)]
     some += [Address(b"\xfd" + number.to_bytes(15, "big")) for number in range(1700)]
-    assert is_clean(apply(driver, Verb.ADD, LocalRoutes(tuple(some))))
+    assert clean(apply(driver, Verb.ADD, LocalRoutes(tuple(some))))
     assert driver.observe() == set(some)
     outcomes = apply(driver, Verb.ADD, LocalRoutes(tuple(some[:1000])))
     assert len(outcomes) == 1000
     assert all(outcome.surprise and not outcome.error for outcome in outcomes)
-    assert is_clean(apply(driver, Verb.REMOVE, LocalRoutes(tuple(some[:300] + some[2000:]))))
+    assert clean(apply(driver, Verb.REMOVE, LocalRoutes(tuple(some[:300] + some[2000:]))))
     assert driver.observe() == set(some[300:2000])
 
 

@@ -1,29 +1,26 @@
 """Examples for tests of the nftables drivers."""
 
+import functools
 import shutil
-import subprocess
 
 import pytest
 
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.sets import IpSet, MarkedEntry, SetEntry, SetType
+from tests.kernel.drivers import run
 
 REAL = [
-    pytest.mark.usefixtures("fresh_namespace"),
+    pytest.mark.usefixtures("network_namespace"),
     pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
 ]
 """Marks a module that uses the real nf_tables of this machine, in a separate network namespace."""
 CLUSTER = "KUBE-CLUSTER-IP"
-
-
-def nft(*words: str) -> str:
-    """Run nft, and return its output."""
-    return subprocess.run(("nft", *words), check=True, capture_output=True, text=True).stdout
+nft = functools.partial(run, "nft")
 
 
 def load(text: str) -> None:
     """Load a file in the syntax of nft."""
-    subprocess.run(("nft", "-f", "-"), input=text, check=True, text=True)
+    nft("-f", "-", stdin=text)
 
 
 def entry(number: int, name: str = CLUSTER) -> SetEntry:

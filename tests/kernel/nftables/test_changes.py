@@ -24,7 +24,7 @@ def entries(*numbers: int) -> SetEntries:
 
 
 @pytest.fixture
-def driver(fresh_namespace: None) -> Iterator[NftDriver]:
+def driver(network_namespace: None) -> Iterator[NftDriver]:
     if shutil.which("nft") is None:
         pytest.skip("nft is not installed")
     with contextlib.closing(NftDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, listen=True)) as made:

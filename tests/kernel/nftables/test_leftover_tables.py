@@ -1,20 +1,17 @@
 """Tables of kube-proxy's nftables mode, with the real nf_tables of this machine in a separate network namespace."""
 
 import errno
-import json
 import pathlib
-import subprocess
-from typing import Any
 
 import pytest
 
-from ipvsproxy.kernel.base import modules, nft_message
+from ipvsproxy.kernel.base import nft_message
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.nftables.nft_tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.reconcile.removal import leftovers
-from tests.kernel.nftables.examples import REAL, load
+from tests.kernel.nftables.examples import REAL, load, nft
 from tests.support.left_tables import IPV4, IPV6, nftables_mode
 
 pytestmark = REAL
@@ -22,8 +19,7 @@ PLACES = pytest.mark.parametrize("place", [IPV4, IPV6], ids=str)
 
 
 def listed() -> set[str]:
-    listing = json.loads(subprocess.run(("nft", "-j", "list", "tables"), check=True, capture_output=True, text=True).stdout)
-    return {f"{one['table']['family']} {one['table']['name']}" for one in listing["nftables"] if "table" in one}
+    return {line.removeprefix("table ") for line in nft("list", "tables").splitlines()}
 
 
 def kube_proxys(place: TablePlace) -> str:
@@ -116,25 +112,6 @@ def test_an_error_means_that_no_table_exists_only_if_the_kernel_has_no_nf_tables
         return
     with pytest.raises(KernelError):
         subject.read(IPV4)
-
-
-@pytest.mark.parametrize(
-    ("files", "may_have"), [({}, True), ({"modules.builtin": "", "modules.dep": "kernel/nf_tables.ko:"}, False)]
-)
-def test_a_kernel_that_has_not_loaded_nf_tables_is_not_queried_for_tables(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], *, may_have: bool
-) -> None:
-    def asked(*_: object) -> Any:
-        raise AssertionError("the kernel was asked")
-
-    directory = tmp_path / "lib" / "modules" / pathlib.Path("/proc/sys/kernel/osrelease").read_text().strip()
-    directory.mkdir(parents=True)
-    for name, text in files.items():
-        (directory / name).write_text(text)
-    assert modules.may_have_nf_tables(tmp_path) is may_have
-    if not may_have:
-        monkeypatch.setattr(nft_message, "generation", asked)
-        assert LeftoverTables(tmp_path).read(IPV4) is None
 
 
 def test_tables_are_named_in_the_terms_that_operators_use() -> None:

@@ -59,7 +59,7 @@ def few_rules(family: Family) -> Skeleton:
 
 
 @pytest.fixture
-def driver(fresh_namespace: None) -> Iterator[NftRulesDriver]:
+def driver(network_namespace: None) -> Iterator[NftRulesDriver]:
     """A driver in a namespace in which all sets exist."""
     with contextlib.closing(NftSetsDriver()) as sets:
         assert not [one for one in sets.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()]) if one.error]
@@ -296,7 +296,7 @@ def test_a_rule_that_refers_to_an_unknown_set_prevents_writing_only_the_rules_of
 
 
 @FAMILIES
-def test_checking_whether_a_family_is_usable_leaves_no_rules(family: Family, fresh_namespace: None) -> None:
+def test_checking_whether_a_family_is_usable_leaves_no_rules(family: Family, network_namespace: None) -> None:
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as made:
         assert made.try_writing(family) is None
         assert made.usable(family) is None
@@ -375,7 +375,7 @@ def test_the_nftables_backend_reports_how_many_of_our_ipsets_still_exist(
     assert backends.describe_other(Backend.NFTABLES) == expected
 
 
-def test_cleanup_covers_only_the_backends_that_may_hold_our_objects(fresh_namespace: None, tmp_path: pathlib.Path) -> None:
+def test_cleanup_covers_only_the_backends_that_may_hold_our_objects(network_namespace: None, tmp_path: pathlib.Path) -> None:
     def to_clean() -> tuple[Backend, ...]:
         return backends.to_clean(skeleton.CHAINS, tmp_path)
 
@@ -418,7 +418,7 @@ def test_a_kernel_that_does_not_show_nf_tables_has_no_rules(number: int, reason:
     ],
 )
 def test_the_reason_is_given_if_the_kernel_refuses_a_trial_write_of_rules(
-    fresh_namespace: None, monkeypatch: pytest.MonkeyPatch, failed: dict[int, int], reason: str, *, is_certain: bool
+    network_namespace: None, monkeypatch: pytest.MonkeyPatch, failed: dict[int, int], reason: str, *, is_certain: bool
 ) -> None:
     monkeypatch.setattr(nft_message, "run", lambda *_: failed)
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as made:
@@ -452,7 +452,7 @@ def test_a_table_that_cannot_be_read_does_not_count_as_absent(
     ],
 )
 def test_iptables_is_left_out_of_the_cleanup_only_if_it_certainly_has_no_chains_and_nf_tables_exists(
-    fresh_namespace: None,
+    network_namespace: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
     number: int,
@@ -471,7 +471,7 @@ def test_iptables_is_left_out_of_the_cleanup_only_if_it_certainly_has_no_chains_
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
-def test_cleanup_reads_only_legacy_tables_that_exist(fresh_namespace: None, tmp_path: pathlib.Path, family: Family) -> None:
+def test_cleanup_reads_only_legacy_tables_that_exist(network_namespace: None, tmp_path: pathlib.Path, family: Family) -> None:
     (tmp_path / "proc/thread-self/net").mkdir(parents=True)
     name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
     (tmp_path / "proc/thread-self/net" / name).write_text("nat\n")
@@ -479,7 +479,7 @@ def test_cleanup_reads_only_legacy_tables_that_exist(fresh_namespace: None, tmp_
 
 
 def test_a_node_with_the_nftables_backend_writes_its_rules_to_nftables_and_uses_no_iptables_table(
-    fresh_namespace: None, monkeypatch: pytest.MonkeyPatch
+    network_namespace: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.node_kernel.IpvsDriver", lambda: None)
     node = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, chosen=ChosenBackend(Backend.NFTABLES))

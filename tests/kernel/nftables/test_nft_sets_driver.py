@@ -12,8 +12,9 @@ from ipvsproxy.kernel.base import message, netlink, nft_message
 from ipvsproxy.kernel.nftables import nft_sets_driver as nft_sets
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.model.net import Address, Protocol, parse_address
-from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, MarkedEntry, SetEntries, SetEntry
+from tests.kernel.drivers import apply
 from tests.kernel.nftables.examples import CLUSTER, REAL, an_entry_of, entry, nft
 from tests.support.polled_sets import observe_changed
 
@@ -24,13 +25,9 @@ MANY = 8_000
 
 
 @pytest.fixture
-def driver(fresh_namespace: None) -> Iterator[NftSetsDriver]:
+def driver(network_namespace: None) -> Iterator[NftSetsDriver]:
     with contextlib.closing(NftSetsDriver()) as made:
         yield made
-
-
-def apply(driver: NftSetsDriver, verb: Verb, *items: IpSet | SetCopy | SetEntry) -> list[Outcome]:
-    return driver.apply([Operation(verb, SetEntries.of(item) if isinstance(item, SetEntry) else item) for item in items])
 
 
 def test_every_set_returns_the_entries_that_were_added(driver: NftSetsDriver) -> None:

@@ -23,7 +23,7 @@ def read() -> dict[str, NftTable]:
 
 
 @real
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize(
     ("definition", "is_closed"),
     [
@@ -74,7 +74,7 @@ def test_a_table_counts_as_ours_if_it_is_empty_or_has_our_chains_or_sets(
 
 
 @real
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 def test_only_chains_of_other_programs_in_our_table_are_shown() -> None:
     ours = "chain IPv4-filter-INPUT { type filter hook input priority -5; policy drop; }\n"
     load(f"table inet ipvsproxy {{ {ours} }}\n")
@@ -89,7 +89,7 @@ def test_only_chains_of_other_programs_in_our_table_are_shown() -> None:
 
 
 @real
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 def test_only_rules_that_redirect_a_single_port_are_recognised_as_host_ports() -> None:
     load(neighbours.PORTMAP_NFTABLES)
     load(neighbours.DOCKER_NFTABLES)
@@ -122,14 +122,14 @@ def test_only_rules_that_redirect_a_single_port_are_recognised_as_host_ports() -
 
 
 @real
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 def test_rules_of_iptables_nft_are_read_without_running_iptables() -> None:
     subprocess.run(("iptables-nft-restore",), input=neighbours.DOCKER_IPTABLES, check=True, text=True)
     assert read()["ip filter"].closed == ("FORWARD",)
 
 
 @real
-@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.usefixtures("network_namespace")
 def test_tables_of_other_programs_are_listed_for_all_families_and_without_our_table() -> None:
     load("table inet ipvsproxy { }\ntable arp one { }\ntable bridge two { }\ntable netdev three { }\ntable ip6 four { }\n")
     assert set(read()) == {"arp one", "bridge two", "netdev three", "ip6 four"}

@@ -41,7 +41,7 @@ EVERYTHING = [*SETS, entries(Verb.ADD, 1, 2, 3), *map(rules, Family)]
 
 
 @pytest.fixture
-def driver(fresh_namespace: None) -> Iterator[NftDriver]:
+def driver(network_namespace: None) -> Iterator[NftDriver]:
     with contextlib.closing(NftDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS)) as made:
         yield made
 
