@@ -5,26 +5,25 @@ retries, and ``test_reader`` covers how the kernel is read.
 """
 
 import asyncio
-import errno
 import itertools
 from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
-import structlog.testing
+from structlog.typing import EventDict
 
 from ipvsproxy.daemon.loop import engine
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.service import EndpointSlice, ObjectKind, Service, ServiceName, ServiceType
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ConnectionCounts
 from ipvsproxy.translate.services import desired_state
 from ipvsproxy.translate.view import GRACE_S
-from tests.support import builders, memory_node, virtual_time
+from tests.support import builders, memory_node
 from tests.support.memory_node import MemoryNode
-from tests.support.virtual_time import in_virtual_time
+from tests.support.virtual_time import loop
 
 WEB = builders.service("web")
 WEB_KEY = builders.frontend(builders.CLUSTER_IP, 80)
@@ -39,7 +38,6 @@ def assert_from_scratch(node: MemoryNode) -> None:
     assert node.engine._reconciler.pending == 0
 
 
-@in_virtual_time
 async def test_a_change_causes_exactly_the_operations_that_it_needs() -> None:
     async with MemoryNode().serving(WEB, SLICE, KUBERNETES) as node:
         node.kernel.forget()
@@ -64,7 +62,6 @@ async def test_a_change_causes_exactly_the_operations_that_it_needs() -> None:
         assert node.done == [], "nothing has changed"
 
 
-@in_virtual_time
 async def test_syncs_keep_their_minimum_interval_and_each_sync_applies_all_waiting_changes() -> None:
     async with MemoryNode(min_interval_s=5).serving() as node:
         for number in range(10):
@@ -79,19 +76,12 @@ async def test_syncs_keep_their_minimum_interval_and_each_sync_applies_all_waiti
     assert [round(summary.waited_s) for summary in node.watcher.summaries] == [0, 5, 5]
 
 
-@in_virtual_time
 @pytest.mark.parametrize(("sync_s", "rest_s"), [(0.002, 0.008), (0.01, 0.04), (0.2, engine.LONGEST_REST_S)])
 async def test_changes_during_the_minimum_interval_after_a_sync_are_collected_for_the_next_sync(
     monkeypatch: pytest.MonkeyPatch, sync_s: float, rest_s: float
 ) -> None:
-    real = desired_state.translating
-
-    def translating(*arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
-        virtual_time.loop().pass_time(sync_s)
-        return real(*arguments, **choices)  # type: ignore[arg-type]  # the wrapper passes on its arguments
-
     async with MemoryNode().serving() as node:
-        monkeypatch.setattr(desired_state, "translating", translating)
+        let_translations_take(sync_s, monkeypatch)
         node.put(WEB)
         await node.watcher.until(lambda: WEB_KEY in node.kernel.virtual_servers)
         first_ends_s = node.watcher.syncing_s[-1] + sync_s
@@ -105,7 +95,20 @@ async def test_changes_during_the_minimum_interval_after_a_sync_are_collected_fo
         assert node.watcher.summaries[-1].waited_s == 0, "after a long rest a change is served at once"
 
 
-@in_virtual_time
+def let_translations_take(each_s: float, monkeypatch: pytest.MonkeyPatch) -> list[ServiceName]:
+    """Let the translation of each Service take this long. Returns the list of the Services that are translated from now on."""
+    translated: list[ServiceName] = []
+    real = desired_state.translating
+
+    def translating(service: Service, *arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
+        translated.append(service.name)
+        loop().pass_time(each_s)
+        return real(service, *arguments, **choices)  # type: ignore[arg-type]  # the wrapper passes on its arguments
+
+    monkeypatch.setattr(desired_state, "translating", translating)
+    return translated
+
+
 async def test_a_change_during_a_sync_is_programmed_by_the_next_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     late = builders.service("late", cluster=("10.96.0.77",))
@@ -124,22 +127,13 @@ async def test_a_change_during_a_sync_is_programmed_by_the_next_sync(monkeypatch
         assert_from_scratch(node)
 
 
-@in_virtual_time
 @pytest.mark.parametrize(
     ("count", "endpoints", "each_s", "most"), [(5000, 0, 0.00001, 300), (1000, 50, 0.0002, 12), (500, 200, 0.001, 3)]
 )
 async def test_translating_many_services_lets_other_tasks_run_in_between(
     monkeypatch: pytest.MonkeyPatch, count: int, endpoints: int, each_s: float, most: int
 ) -> None:
-    translated: list[ServiceName] = []
-    real = desired_state.translating
-
-    def translating(service: Service, *arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
-        translated.append(service.name)
-        virtual_time.loop().pass_time(each_s)
-        return real(service, *arguments, **choices)  # type: ignore[arg-type]  # the wrapper passes on its arguments
-
-    monkeypatch.setattr(desired_state, "translating", translating)
+    translated = let_translations_take(each_s, monkeypatch)
     node = MemoryNode()
     turns: list[int] = []
 
@@ -167,7 +161,6 @@ def node_ports(name: str = "web") -> Service:
     return builders.service(name, builders.service_port(node_port=30080), kind=ServiceType.NODE_PORT)
 
 
-@in_virtual_time
 async def test_changes_of_many_services_while_removals_wait_cause_few_plans(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -196,7 +189,6 @@ def _slice_of(service: Service, endpoint: str) -> EndpointSlice:
     return builders.endpoint_slice(builders.endpoint(endpoint, builders.OTHER_NODE), service=service.name.name)
 
 
-@in_virtual_time
 async def test_node_ports_follow_added_and_removed_addresses_of_the_host() -> None:
     key = builders.frontend("172.16.0.9", 30080)
     async with MemoryNode().serving(node_ports(), SLICE) as node:
@@ -216,7 +208,6 @@ async def test_node_ports_follow_added_and_removed_addresses_of_the_host() -> No
         assert_from_scratch(node)
 
 
-@in_virtual_time
 async def test_an_external_address_is_bound_to_our_device_unless_another_interface_has_it() -> None:
     address = parse_address("203.0.113.9")
     async with MemoryNode().serving(builders.service("web", external=("203.0.113.9",)), SLICE) as node:
@@ -233,14 +224,13 @@ async def test_an_external_address_is_bound_to_our_device_unless_another_interfa
         assert_from_scratch(node)
 
 
-@in_virtual_time
-async def test_a_changed_zone_of_the_node_causes_every_service_to_be_translated_again() -> None:
+async def test_a_changed_zone_of_the_node_causes_every_service_to_be_translated_again(logs: list[EventDict]) -> None:
     near, far = builders.endpoint("10.244.0.5", zones=["zone-a"]), builders.endpoint("10.244.1.6", "node-b", zones=["zone-b"])
     async with MemoryNode().serving(WEB, builders.endpoint_slice(near, far)) as node:
         assert set(node.kernel.virtual_servers[WEB_KEY].real_servers) == {builders.backend("10.244.0.5")}
-        with structlog.testing.capture_logs() as logs:
-            node.put(builders.node(zone="zone-b"))
-            await node.quiet()
+        logs.clear()
+        node.put(builders.node(zone="zone-b"))
+        await node.quiet()
         assert builders.backend("10.244.1.6") in node.kernel.virtual_servers[WEB_KEY].real_servers
         assert [line["zone"] for line in logs if line["event"] == "node_changed"] == ["zone-b"]
         assert node.watcher.summaries[-1].changes.counts[ObjectKind.NODE]
@@ -248,7 +238,6 @@ async def test_a_changed_zone_of_the_node_causes_every_service_to_be_translated_
         assert_from_scratch(node)
 
 
-@in_virtual_time
 async def test_replacing_an_endpoint_needs_one_call_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     trips: list[str] = []
     call = KernelThread.call
@@ -270,34 +259,16 @@ async def test_replacing_an_endpoint_needs_one_call_to_the_kernel(monkeypatch: p
     assert len(trips) == 1
 
 
-@in_virtual_time
-async def test_a_failed_removal_of_a_real_server_that_already_has_weight_0_is_retried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    node = MemoryNode()
-    apply = node.kernel.apply
-    refused: list[Operation] = []
-
-    def refuse_once(operations: Sequence[Operation]) -> list[Outcome]:
-        if not refused and all(operation.verb is Verb.REMOVE for operation in operations):
-            refused.extend(operations)
-            return [Outcome(operation, f"{operation}: no memory", errno.ENOMEM) for operation in operations]
-        return apply(operations)
-
-    async with node.running():
-        node.begin_with(WEB, builders.endpoint_slice(builders.endpoint("10.244.1.5", builders.OTHER_NODE)), builders.node())
-        await node.quiet()
-        monkeypatch.setattr(node.kernel, "apply", refuse_once)
+async def test_a_failed_removal_of_a_real_server_that_already_has_weight_0_is_retried() -> None:
+    async with MemoryNode().serving(WEB, SLICE) as node:
+        node.kernel.fail(lambda operation: str(operation) == "remove real_server TCP 10.96.0.10:80 -> 10.244.0.5:8080")
         node.put(builders.endpoint_slice(builders.endpoint("10.244.1.6", builders.OTHER_NODE)))
         await node.quiet()
-        assert [str(operation) for operation in refused] == ["remove real_server TCP 10.96.0.10:80 -> 10.244.1.5:8080"]
-        assert node.engine._reconciler.pending == 1
+        assert node.kernel.virtual_servers[WEB_KEY].real_servers[builders.backend("10.244.0.5")] == 0
         await node.quiet(5)
-        assert node.engine._reconciler.pending == 0
         assert_from_scratch(node)
 
 
-@in_virtual_time
 async def test_the_connections_of_a_draining_real_server_are_read_until_they_have_ended() -> None:
     leaving = builders.backend("10.244.0.5")
     async with MemoryNode().serving(WEB, SLICE) as node:
@@ -310,23 +281,14 @@ async def test_the_connections_of_a_draining_real_server_are_read_until_they_hav
         assert_from_scratch(node)
 
 
-@in_virtual_time
-async def test_an_address_conflict_of_two_services_is_logged_once() -> None:
-    node = MemoryNode()
+async def test_an_address_conflict_of_two_services_is_logged_once(logs: list[EventDict]) -> None:
     young = builders.service("young", created_s=builders.CREATED_S + 1)
-    async with node.running():
-        with structlog.testing.capture_logs() as logs:
-            node.begin_with(WEB, young, builders.node())
-            await node.quiet()
-            node.put(SLICE)
-            await node.quiet(100)
-        conflicts = [line for line in logs if line["event"] == "address_conflict"]
-        assert [(line["key"], line["served"], line["waiting"]) for line in conflicts] == [
-            ("TCP 10.96.0.10:80", "default/web", ["default/young"])
-        ]
+    async with MemoryNode().serving(WEB, young) as node:
+        node.put(SLICE)
+        await node.quiet(100)
+    assert [line["waiting"] for line in logs if line["event"] == "address_conflict"] == [["default/young"]]
 
 
-@in_virtual_time
 async def test_a_family_without_sets_rules_or_device_is_reported_as_incomplete() -> None:
     async with MemoryNode().serving(WEB) as node:
         assert node.watcher.summaries[-1].not_in_force == set()

@@ -6,7 +6,7 @@ Covers schedulers of the kernel, slow start by the clock, and a change of the an
 import dataclasses
 from typing import Any
 
-import structlog.testing
+from structlog.typing import EventDict
 
 from ipvsproxy.commands.inspection import Comparison, Inspected
 from ipvsproxy.config.settings import Choices
@@ -18,9 +18,8 @@ from ipvsproxy.model.virtual_servers import VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate.translation_settings import Settings
 from tests.config import loading
-from tests.support import builders, fake_kernel, memory_node
+from tests.support import builders, memory_node
 from tests.support.memory_node import MemoryNode
-from tests.support.virtual_time import in_virtual_time
 
 KEY = builders.frontend(builders.CLUSTER_IP, 80)
 ONE, TWO = (builders.endpoint(f"10.244.0.{number}") for number in (1, 2))
@@ -31,17 +30,10 @@ def web(**values: Any) -> Service:
     return builders.with_options(builders.service(), annotations=ServiceAnnotations(given=ALL_ANNOTATIONS, **values))
 
 
-def kernel_with(*schedulers: str) -> fake_kernel.FakeKernel:
-    kernel = memory_node.new_kernel()
-    kernel.schedulers = frozenset(schedulers)
-    return kernel
-
-
 def settings(node: MemoryNode) -> VirtualServerSettings:
     return node.kernel.virtual_servers[KEY].settings
 
 
-@in_virtual_time
 async def test_the_kernel_is_queried_once_for_a_scheduler_and_only_if_an_annotation_names_it() -> None:
     async with MemoryNode().serving(builders.service()) as node:
         assert node.kernel.asked_schedulers == []
@@ -57,19 +49,17 @@ async def test_the_kernel_is_queried_once_for_a_scheduler_and_only_if_an_annotat
         assert settings(node).scheduler == "wrr"
 
 
-@in_virtual_time
-async def test_an_annotated_scheduler_that_the_kernel_lacks_is_replaced_and_the_reason_is_reported() -> None:
-    with structlog.testing.capture_logs() as lines:
-        async with MemoryNode(kernel_with("rr", "wrr")).serving(web(scheduler="fo")) as node:
-            pass
-    assert settings(node).scheduler == "rr"
-    (line,) = (line for line in lines if line["event"] == "part_not_used")
+async def test_an_annotated_scheduler_that_the_kernel_lacks_is_replaced_and_the_reason_is_reported(logs: list[EventDict]) -> None:
+    kernel = memory_node.new_kernel()
+    kernel.schedulers = frozenset({"rr", "wrr"})
+    async with MemoryNode(kernel).serving(web(scheduler="fo")) as node:
+        assert settings(node).scheduler == "rr"
+    (line,) = (line for line in logs if line["event"] == "part_not_used")
     assert (line["field"], line["reason"]) == (FIELD, "the kernel has no scheduler 'fo'; rr is used")
     complaints = [one for summary in node.watcher.summaries for one in summary.changes.complaints]
     assert [(one.name, one.skipped[0].field) for one in complaints] == [("default/web", FIELD)]
 
 
-@in_virtual_time
 async def test_a_kernel_that_cannot_answer_whether_it_has_a_scheduler_is_queried_again() -> None:
     node = MemoryNode()
     node.kernel.unreadable = {"schedulers"}
@@ -80,7 +70,6 @@ async def test_a_kernel_that_cannot_answer_whether_it_has_a_scheduler_is_queried
         assert settings(node).scheduler == "wrr"
 
 
-@in_virtual_time
 async def test_a_change_of_the_annotations_that_services_may_use_is_applied_without_a_restart() -> None:
     async with MemoryNode().serving(web(scheduler="wrr")) as node:
         assert settings(node).scheduler == "wrr"
@@ -96,7 +85,6 @@ async def test_a_change_of_the_annotations_that_services_may_use_is_applied_with
         assert node.kernel.asked_schedulers == ["wrr"] * 3, "a module may have come"
 
 
-@in_virtual_time
 async def test_a_slow_start_follows_the_clock_and_the_loop_sleeps_between_its_weight_steps() -> None:
     slow = web(scheduler="wlc", slow_start_s=80)
     async with MemoryNode(audit_interval_s=10_000).serving(slow, builders.endpoint_slice(ONE)) as node:
@@ -115,7 +103,6 @@ async def test_a_slow_start_follows_the_clock_and_the_loop_sleeps_between_its_we
         assert len(node.watcher.summaries) == syncs, "nothing is due any more"
 
 
-@in_virtual_time
 async def test_an_inspecting_command_loads_no_module_and_finds_no_difference_during_a_slow_start() -> None:
     slow = web(scheduler="wlc", slow_start_s=80)
     async with MemoryNode().serving(slow, builders.endpoint_slice(ONE)) as node:

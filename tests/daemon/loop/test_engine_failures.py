@@ -3,13 +3,12 @@
 import errno
 
 import pytest
-import structlog.testing
+from structlog.typing import EventDict
 
-from ipvsproxy.daemon.loop import engine, reader
+from ipvsproxy.daemon.loop import reader
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
-from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile import attempts
-from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
+from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch, node_ports
 from tests.support import builders
 from tests.support.memory_node import AUDIT_INTERVAL_S, MemoryNode
 from tests.support.spoiling import (
@@ -23,10 +22,9 @@ from tests.support.spoiling import (
     remove_device,
     remove_virtual_server,
 )
-from tests.support.virtual_time import in_virtual_time, loop
+from tests.support.virtual_time import loop
 
 
-@in_virtual_time
 async def test_no_entry_is_removed_from_our_sets_while_virtual_servers_cannot_be_read() -> None:
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         node.kernel.unreadable = {"virtual_servers"}
@@ -39,14 +37,12 @@ async def test_no_entry_is_removed_from_our_sets_while_virtual_servers_cannot_be
 
 
 @pytest.mark.parametrize("part", PARTS)
-@in_virtual_time
-async def test_a_failed_read_of_the_kernel_removes_nothing_and_is_repeated_after_pauses(part: str) -> None:
+async def test_a_failed_read_of_the_kernel_removes_nothing_and_is_repeated_after_pauses(part: str, logs: list[EventDict]) -> None:
     async with MemoryNode(min_interval_s=0).serving(WEB, SLICE, KUBERNETES) as node:
         node.kernel.forget()
         node.kernel.unreadable = {part}
         began_s = loop().time()
-        with structlog.testing.capture_logs() as logs:
-            await node.quiet(AUDIT_INTERVAL_S + 29)
+        await node.quiet(AUDIT_INTERVAL_S + 29)
         assert node.done == []
         failures = [line["error"] for line in logs if line["log_level"] == "error"]
         assert failures == [f"{part} cannot be read"], "one line, however often it fails"
@@ -63,29 +59,18 @@ async def test_a_failed_read_of_the_kernel_removes_nothing_and_is_repeated_after
         assert_from_scratch(node)
 
 
-@in_virtual_time
-async def test_drift_is_repaired_within_seconds_while_another_part_of_the_kernel_is_unreadable() -> None:
-    async with MemoryNode().serving(WEB, SLICE) as node:
-        node.kernel.unreadable = {"skeletons"}
-        await node.quiet(500)
-        remove_virtual_server(node.kernel)
-        with structlog.testing.capture_logs() as logs:
-            await node.quiet(reader.POLL_INTERVAL_AFTER_FAILURE_S)
-        assert WEB_KEY in node.kernel.virtual_servers
-        assert len([line for line in logs if line["event"] == "kernel_unreadable"]) <= 1, "looks do not repeat it"
-
-
-@in_virtual_time
-async def test_a_part_of_the_kernel_that_stays_unreadable_is_polled_less_often() -> None:
+async def test_a_part_that_stays_unreadable_is_polled_less_often_but_drift_of_other_parts_is_repaired_within_seconds() -> None:
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE) as node:
         node.kernel.unreadable = {"skeletons"}
         await node.quiet(500)
         before = node.kernel.polls
         await node.quiet(60)
         assert node.kernel.polls - before <= 60 / reader.POLL_INTERVAL_AFTER_FAILURE_S
+        remove_virtual_server(node.kernel)
+        await node.quiet(reader.POLL_INTERVAL_AFTER_FAILURE_S)
+        assert WEB_KEY in node.kernel.virtual_servers
 
 
-@in_virtual_time
 async def test_pauses_between_reads_of_the_kernel_are_short_again_after_a_successful_read() -> None:
     async with MemoryNode().serving(WEB) as node:
         for _ in range(2):
@@ -98,19 +83,14 @@ async def test_pauses_between_reads_of_the_kernel_are_short_again_after_a_succes
             await node.quiet(60)
 
 
-@in_virtual_time
-async def test_unreadable_addresses_of_the_host_are_read_again_soon() -> None:
-    node = MemoryNode()
-    async with node.running():
-        service = builders.service("web", builders.service_port(node_port=30080))
-        node.begin_with(service, SLICE, builders.node())
-        await node.quiet()
+async def test_unreadable_addresses_of_the_host_are_read_again_soon(logs: list[EventDict]) -> None:
+    async with MemoryNode().serving(node_ports(), SLICE) as node:
         node.kernel.forget()
+        logs.clear()
         node.kernel.host_addresses.append(builders.interface_address("eth1", "172.16.0.9"))
         node.kernel.unreadable = {"interface_addresses"}
         node.engine.interfaces_changed()
-        with structlog.testing.capture_logs() as logs:
-            await node.quiet()
+        await node.quiet()
         assert [line["event"] for line in logs] == ["addresses_unreadable"]
         assert node.done == []
         node.kernel.unreadable = set()
@@ -119,30 +99,6 @@ async def test_unreadable_addresses_of_the_host_are_read_again_soon() -> None:
         assert_from_scratch(node)
 
 
-@in_virtual_time
-async def test_a_changed_service_does_not_wait_for_the_retry_of_its_failed_operation() -> None:
-    async with MemoryNode(audit_interval_s=10_000).serving() as node:
-        node.kernel.fail(lambda operation: isinstance(operation.item, RealServers), times=4)
-        node.put(WEB, SLICE)
-        await node.quiet(10)
-        node.put(builders.endpoint_slice(builders.endpoint("10.244.0.7")))
-        await node.quiet()
-        assert list(node.kernel.virtual_servers[WEB_KEY].real_servers) == [builders.backend("10.244.0.7")]
-        assert_from_scratch(node)
-
-
-@in_virtual_time
-async def test_only_some_of_many_failures_of_one_sync_are_logged() -> None:
-    async with MemoryNode().serving() as node:
-        node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=20)
-        with structlog.testing.capture_logs() as logs:
-            node.put(*(builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(20)))
-            await node.quiet()
-    assert len([line for line in logs if line["event"] == "operation_failed"]) == engine.ERRORS_SHOWN
-    assert [line["failed"] for line in logs if line["event"] == "synced"] == [20]
-
-
-@in_virtual_time
 async def test_the_kernel_is_read_again_soon_after_an_operation_with_an_unexpected_outcome() -> None:
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, OTHER, after_s=60) as node:
         node.kernel.virtual_servers.clear()
@@ -153,7 +109,6 @@ async def test_the_kernel_is_read_again_soon_after_an_operation_with_an_unexpect
         assert_from_scratch(node)
 
 
-@in_virtual_time
 async def test_families_are_incomplete_while_an_indispensable_kernel_setting_is_wrong_and_cannot_be_written() -> None:
     async with MemoryNode().serving(WEB, SLICE) as node:
         assert not node.watcher.summaries[-1].lacking

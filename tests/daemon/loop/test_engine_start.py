@@ -2,9 +2,10 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-import structlog.testing
+from structlog.typing import EventDict
 
 from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.model.net import Family
@@ -15,41 +16,44 @@ from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY
 from tests.reconcile import examples
 from tests.support import builders, memory_node
 from tests.support.memory_node import MemoryNode
-from tests.support.virtual_time import in_virtual_time
 
+OLD = builders.service("old", cluster=("10.96.0.99",))
 DNS = builders.service("kube-dns", builders.service_port(53), namespace="kube-system", cluster=("10.96.0.53",))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(ObjectKind)), ids="-".join)
-@in_virtual_time
-async def test_nothing_is_read_or_programmed_before_all_kinds_of_objects_are_listed(order: Sequence[ObjectKind]) -> None:
+async def test_nothing_is_read_or_programmed_before_all_kinds_of_objects_are_listed(
+    order: Sequence[ObjectKind], logs: list[EventDict]
+) -> None:
     node = MemoryNode()
     objects: tuple[ApiObject, ...] = (WEB, SLICE, builders.node())
     node.kernel.unreadable = set(PARTS)  # if the loop read the kernel before the lists, it would log errors
-    with structlog.testing.capture_logs() as logs:
-        async with node.running():
-            node.put(*objects)
-            for kind in order[:2]:
-                await node.quiet(100)
-                node.deliver([memory_node.listed(kind, objects)])
+    async with node.running():
+        node.put(*objects)
+        for kind in order[:2]:
             await node.quiet(100)
-            assert node.done == []
-            node.kernel.unreadable = set()
-            node.deliver([memory_node.listed(order[2], objects)])
-            await node.quiet()
-            assert_from_scratch(node)
+            node.deliver([memory_node.listed(kind, objects)])
+        await node.quiet(100)
+        assert node.done == []
+        node.kernel.unreadable = set()
+        node.deliver([memory_node.listed(order[2], objects)])
+        await node.quiet()
+        assert_from_scratch(node)
     assert not [line for line in logs if line["log_level"] == "error"]
     waiting = [line["missing"] for line in logs if line["event"] == "waiting_for_first_lists"]
     assert waiting == [[kind.value for kind in ObjectKind if kind not in order[:number]] for number in range(3)]
 
 
-@in_virtual_time
-async def test_the_kubernetes_and_dns_services_are_programmed_before_other_services_and_before_removals() -> None:
-    old = builders.service("old", cluster=("10.96.0.99",))
-    async with MemoryNode().serving(old, WEB, SLICE) as before:
+async def restarted(*objects: ApiObject, **options: Any) -> MemoryNode:
+    """A new process with these options, which has not started yet, after an earlier process served these objects."""
+    async with MemoryNode().serving(*objects) as before:
         pass
-    node = MemoryNode(before.kernel)
-    node.kernel.forget()
+    before.kernel.forget()
+    return MemoryNode(before.kernel, **options)
+
+
+async def test_the_kubernetes_and_dns_services_are_programmed_before_other_services_and_before_removals() -> None:
+    node = await restarted(OLD, WEB, SLICE)
     new = builders.service("new", cluster=("10.96.0.98",))
     async with node.serving(new, WEB, SLICE, DNS, KUBERNETES):
         assert_from_scratch(node)
@@ -62,104 +66,59 @@ async def test_the_kubernetes_and_dns_services_are_programmed_before_other_servi
     assert not [line for line in node.done if builders.CLUSTER_IP in line], "what was in force is not touched"
 
 
-@in_virtual_time
-async def test_operations_for_the_kubernetes_and_dns_services_are_reported_with_the_first_sync() -> None:
+async def test_operations_for_the_kubernetes_and_dns_services_are_reported_with_the_first_sync(logs: list[EventDict]) -> None:
     node = MemoryNode()
     node.kernel.fail(lambda operation: "10.96.0.1:443" in str(operation))
-    with structlog.testing.capture_logs() as logs:
-        async with node.serving(KUBERNETES, WEB):
-            pass
+    async with node.serving(KUBERNETES, WEB):
+        pass
     report = node.watcher.summaries[0].report
     assert sum(report.done.values()) + sum(report.failed.values()) == len(node.kernel.applied)
     assert sum(report.failed.values()) == 1
     assert [line["error"] for line in logs if line["event"] == "operation_failed"] == [report.errors[0].error]
 
 
-@in_virtual_time
-async def test_without_kubernetes_and_dns_services_all_services_are_programmed_together() -> None:
-    with structlog.testing.capture_logs() as logs:
-        async with MemoryNode().serving(WEB, SLICE) as node:
-            assert node.done.count("set rules IPv4 rules") == 1
-            assert_from_scratch(node)
+async def test_without_kubernetes_and_dns_services_all_services_are_programmed_together(logs: list[EventDict]) -> None:
+    async with MemoryNode().serving(WEB, SLICE) as node:
+        assert node.done.count("set rules IPv4 rules") == 1
+        assert_from_scratch(node)
     assert not [line for line in logs if line["event"] == "first_services_programmed"]
 
 
-HERE = builders.endpoint("10.244.0.5", zones=["zone-a"])
-ELSEWHERE = builders.endpoint("10.244.1.6", builders.OTHER_NODE, zones=["zone-b"])
-
-
-def real_servers(node: MemoryNode) -> set[str]:
-    return {str(key) for key in node.kernel.virtual_servers[WEB_KEY].real_servers}
-
-
-@in_virtual_time
-async def test_zone_hints_are_followed_from_the_first_sync_even_if_the_node_object_arrives_late() -> None:
-    """kube-proxy may start without its Node's zone, and ignores topology hints if the first event of the Node is lost."""
-    node = MemoryNode()
-    hinted = builders.endpoint_slice(HERE, ELSEWHERE)
-    async with node.running():
-        node.put(WEB, hinted)
-        node.deliver([memory_node.listed(kind, (WEB, hinted)) for kind in ObjectKind if kind is not ObjectKind.NODE])
-        await node.quiet(300)
-        assert node.done == [], "nothing is programmed before the Node is known"
-        node.put(builders.node(zone="zone-a"))
-        node.deliver([memory_node.listed(ObjectKind.NODE, (builders.node(),))])
-        await node.quiet()
-        assert real_servers(node) == {"10.244.0.5:8080"}
-    assert not [line for line in node.done if "10.244.1.6" in line], "not even for a moment"
-
-
 @pytest.mark.parametrize("part", PARTS)
-@in_virtual_time
-async def test_an_unreadable_part_of_the_kernel_delays_only_removals_in_that_part(part: str) -> None:
-    old = builders.service("old", cluster=("10.96.0.99",))
-    async with MemoryNode().serving(old, KUBERNETES) as before:
-        pass
-    node = MemoryNode(before.kernel)
-    node.kernel.forget()
+async def test_an_unreadable_part_of_the_kernel_delays_only_removals_in_that_part(part: str, logs: list[EventDict]) -> None:
+    node = await restarted(OLD, KUBERNETES)
     node.kernel.unreadable = {part}
-    with structlog.testing.capture_logs() as logs:
-        async with node.serving(KUBERNETES, WEB, SLICE, after_s=100):
-            assert WEB_KEY in node.kernel.virtual_servers, "what is desired is programmed"
-            assert node.kernel.virtual_servers[WEB_KEY].real_servers
-            if part in {"virtual_servers", "sets", "addresses", "interface_addresses"}:
-                assert not [line for line in node.done if line.startswith(("remove set_entry", "remove address"))]
-            errors = [line for line in logs if line["event"] == "kernel_unreadable"]
-            assert [line["error"] for line in errors] == [f"{part} cannot be read"], "one line, however often it is tried"
-            assert node.engine.unreadable == {f"{part} cannot be read"}
-            node.kernel.unreadable = set()
-            await node.quiet(60)
-            assert_from_scratch(node)
-            assert not node.engine.unreadable
+    async with node.serving(KUBERNETES, WEB, SLICE, after_s=100):
+        assert node.kernel.virtual_servers[WEB_KEY].real_servers, "what is desired is programmed"
+        if part in {"virtual_servers", "sets", "addresses", "interface_addresses"}:
+            assert not [line for line in node.done if line.startswith(("remove set_entry", "remove address"))]
+        errors = [line["error"] for line in logs if line["event"] == "kernel_unreadable"]
+        assert errors == [f"{part} cannot be read"], "one line, however often it is tried"
+        assert node.engine.unreadable == {f"{part} cannot be read"}
+        node.kernel.unreadable = set()
+        await node.quiet(60)
+        assert_from_scratch(node)
+        assert not node.engine.unreadable
     assert [line for line in logs if line["event"] == "kernel_readable"]
 
 
 @pytest.mark.parametrize("unreadable", [{"interface_addresses"}, {"interface_addresses", "addresses", "device"}], ids=len)
-@in_virtual_time
 async def test_node_ports_stay_while_the_addresses_of_this_host_cannot_be_read(unreadable: set[str]) -> None:
-    objects = (node_ports(), SLICE, builders.node())
-    async with MemoryNode().serving(*objects) as before:
-        pass
-    node = MemoryNode(before.kernel)
-    node.kernel.forget()
+    node = await restarted(node_ports(), SLICE)
     node.kernel.unreadable = unreadable
-    rules = {family: dict(chains) for family, chains in node.kernel.chains.items()}
-    async with node.serving(*objects, after_s=100):
+    rules = memory_node.contents(node.kernel)["chains"]
+    async with node.serving(node_ports(), SLICE, after_s=100):
         assert not [line for line in node.done if line.startswith("remove")]
-        assert {family: dict(chains) for family, chains in node.kernel.chains.items()} == rules
+        assert memory_node.contents(node.kernel)["chains"] == rules
         node.kernel.unreadable = set()
         await node.quiet(60)
         assert not [line for line in node.done if line.startswith("remove")]
         assert_from_scratch(node)
 
 
-@in_virtual_time
 async def test_objects_of_a_family_that_is_not_served_are_not_removed() -> None:
     dual = builders.service("dual", cluster=("10.96.0.40", "fd00::40"))
-    async with MemoryNode().serving(dual, WEB, SLICE) as before:
-        pass
-    node = MemoryNode(before.kernel, settings=Settings(families=frozenset({Family.IPV4})))
-    node.kernel.forget()
+    node = await restarted(dual, WEB, SLICE, settings=Settings(families=frozenset({Family.IPV4})))
     async with node.serving(dual, WEB, SLICE, after_s=100):
         assert not [line for line in node.done if line.startswith("remove")]
         assert node.engine._reconciler.pending == 0
@@ -167,7 +126,6 @@ async def test_objects_of_a_family_that_is_not_served_are_not_removed() -> None:
         assert "fd00::40" in {str(address) for address in node.kernel.addresses}
 
 
-@in_virtual_time
 async def test_the_process_programs_nothing_and_ends_if_the_primary_family_is_not_served() -> None:
     node = MemoryNode(settings=Settings(families=frozenset({Family.IPV6})))
     node.begin_with(WEB, SLICE, builders.node("192.168.0.10", "fd00:10::10"))
@@ -176,41 +134,34 @@ async def test_the_process_programs_nothing_and_ends_if_the_primary_family_is_no
     assert node.done == []
 
 
-@in_virtual_time
-async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another_list_confirms_it() -> None:
-    async with MemoryNode().serving(WEB, SLICE) as before:
-        pass
-    node = MemoryNode(before.kernel, guard_percent=50)
-    node.kernel.forget()
+async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another_list_confirms_it(
+    logs: list[EventDict],
+) -> None:
+    node = await restarted(WEB, SLICE, guard_percent=50)
     new = builders.service("new", cluster=("10.96.0.98",))
-    with structlog.testing.capture_logs() as logs:
-        async with node.serving(after_s=CONFIRMED_AFTER_S):
-            assert node.done == ["set timeouts timeouts 600 0 0"]  # every start writes the timeouts, which is cheap
-            assert set(node.watcher.summaries[-1].not_in_force) == set(Family)
-            node.put(new)
-            await node.quiet()
-            assert "add virtual_server TCP 10.96.0.98:80" in node.done
-            assert not [line for line in node.done if line.startswith("remove")]
-            for kind in (ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE):
-                node.deliver([memory_node.listed(kind, [new])])
-            await node.quiet()
-            assert "remove virtual_server TCP 10.96.0.10:80" in node.done
-            assert not node.watcher.summaries[-1].not_in_force
-            assert_from_scratch(node)
+    async with node.serving(after_s=CONFIRMED_AFTER_S):
+        assert node.done == ["set timeouts timeouts 600 0 0"]  # every start writes the timeouts, which is cheap
+        assert set(node.watcher.summaries[-1].not_in_force) == set(Family)
+        node.put(new)
+        await node.quiet()
+        assert "add virtual_server TCP 10.96.0.98:80" in node.done
+        assert not [line for line in node.done if line.startswith("remove")]
+        for kind in (ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE):
+            node.deliver([memory_node.listed(kind, [new])])
+        await node.quiet()
+        assert "remove virtual_server TCP 10.96.0.10:80" in node.done
+        assert not node.watcher.summaries[-1].not_in_force
+        assert_from_scratch(node)
     doubted = sorted(line["kind"] for line in logs if line["event"] == "first_list_not_believed")
     assert doubted == ["EndpointSlice", "Service"]
 
 
-@in_virtual_time
 async def test_while_an_empty_first_list_is_unconfirmed_no_family_is_incomplete_and_no_operation_is_pending() -> None:
-    async with MemoryNode(guard_percent=50).serving(
-        builders.service("kubernetes", namespace="default", cluster=("10.96.0.1",)), after_s=CONFIRMED_AFTER_S / 2
-    ) as node:
+    async with MemoryNode(guard_percent=50).serving(KUBERNETES, after_s=CONFIRMED_AFTER_S / 2) as node:
         summary = node.watcher.summaries[-1]
         assert (list(summary.lacking), summary.report.pending) == ([], 0)
 
 
-@in_virtual_time
 async def test_a_virtual_server_of_another_program_stays_on_an_address_without_node_ports() -> None:
     """For example, keepalived has a virtual server on its own address of eth0, while node ports use only the primary address."""
     kernel = memory_node.new_kernel()

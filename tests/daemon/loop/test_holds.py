@@ -15,7 +15,7 @@ import pytest
 from ipvsproxy.model.service import ApiObject, EndpointSlice, Service
 from tests.support import builders, steps
 from tests.support.memory_node import InlineExecutor, MemoryNode
-from tests.support.virtual_time import in_virtual_time, loop
+from tests.support.virtual_time import loop
 
 ADDRESSES = 1000
 STEP_S = 1e-6
@@ -63,7 +63,6 @@ LARGE: Sequence[Service] = (
 
 
 @pytest.mark.parametrize("large", LARGE, ids=["external addresses", "load balancers with policy Local"])
-@in_virtual_time
 async def test_a_very_large_service_occupies_the_event_loop_for_a_bounded_number_of_steps(large: Service) -> None:
     turns: list[int] = []
     with steps.counted() as counted:

@@ -1,7 +1,7 @@
 """Covers the lines that the loop logs, and how their rate is limited. ``test_engine`` covers when the loop logs."""
 
 import pytest
-import structlog.testing
+from structlog.typing import EventDict
 
 from ipvsproxy.daemon.loop import journal as journals
 from ipvsproxy.daemon.loop.journal import Journal
@@ -34,12 +34,11 @@ def report(*, done: int = 0, errors: tuple[Outcome, ...] = ()) -> Report:
     )
 
 
-def test_a_conflict_is_logged_once_while_it_lasts_and_again_when_it_returns_or_grows() -> None:
+def test_a_conflict_is_logged_once_while_it_lasts_and_again_when_it_returns_or_grows(logs: list[EventDict]) -> None:
     journal = Journal()
     two, three = Conflict(KEY, OLD, (YOUNG,)), Conflict(KEY, OLD, (YOUNG, YOUNGEST))
-    with structlog.testing.capture_logs() as logs:
-        for conflicts in ([two], [two], [three], [], [three]):
-            at_once(journal.logging_conflicts(conflicts))
+    for conflicts in ([two], [two], [three], [], [three]):
+        at_once(journal.logging_conflicts(conflicts))
     assert [line["waiting"] for line in logs] == [
         ["default/young"],
         ["default/young", "default/youngest"],
@@ -50,10 +49,9 @@ def test_a_conflict_is_logged_once_while_it_lasts_and_again_when_it_returns_or_g
     }
 
 
-def test_an_ineligible_node_is_logged_once_for_each_reason_and_when_it_is_eligible_again() -> None:
-    with structlog.testing.capture_logs() as logs:
-        for before, trouble in (("", "unknown"), ("unknown", "unknown"), ("unknown", "leaving"), ("leaving", ""), ("", "")):
-            journals.log_node("node-a", before, trouble)
+def test_an_ineligible_node_is_logged_once_for_each_reason_and_when_it_is_eligible_again(logs: list[EventDict]) -> None:
+    for before, trouble in (("", "unknown"), ("unknown", "unknown"), ("unknown", "leaving"), ("leaving", ""), ("", "")):
+        journals.log_node("node-a", before, trouble)
     assert [(line["log_level"], line.get("reason")) for line in logs] == [
         ("warning", "unknown"),
         ("warning", "leaving"),
@@ -63,10 +61,11 @@ def test_an_ineligible_node_is_logged_once_for_each_reason_and_when_it_is_eligib
 
 @pytest.mark.parametrize(("invalid", "level"), [(True, "warning"), (False, "debug")])
 @pytest.mark.parametrize("where", ["", "web.yaml"])
-def test_an_unused_object_or_field_is_logged_with_its_name_and_the_reason(invalid: bool, level: str, where: str) -> None:  # noqa: FBT001 - pytest passes the boolean by name
-    with structlog.testing.capture_logs() as logs:
-        skipped = (Skipped("spec.ports[0]", "no port", invalid),)
-        Journal().log_complaints([Complaint(ObjectKind.SERVICE, "default/web", skipped, where)])
+def test_an_unused_object_or_field_is_logged_with_its_name_and_the_reason(
+    where: str, level: str, logs: list[EventDict], *, invalid: bool
+) -> None:
+    skipped = (Skipped("spec.ports[0]", "no port", invalid),)
+    Journal().log_complaints([Complaint(ObjectKind.SERVICE, "default/web", skipped, where)])
     assert logs == [
         {
             "event": "part_not_used",
@@ -80,16 +79,14 @@ def test_an_unused_object_or_field_is_logged_with_its_name_and_the_reason(invali
     ]
 
 
-def test_a_sync_with_nothing_to_do_is_not_logged() -> None:
-    with structlog.testing.capture_logs() as logs:
-        Journal().log_sync(summary(report()), draining=4)
+def test_a_sync_with_nothing_to_do_is_not_logged(logs: list[EventDict]) -> None:
+    Journal().log_sync(summary(report()), draining=4)
     assert logs == []
 
 
-def test_a_sync_is_logged_as_one_line_and_each_failure_as_one_more_line() -> None:
+def test_a_sync_is_logged_as_one_line_and_each_failure_as_one_more_line(logs: list[EventDict]) -> None:
     operation = Operation(Verb.ADD, examples.virtual_server(KEY))
-    with structlog.testing.capture_logs() as logs:
-        Journal().log_sync(summary(report(done=2, errors=(Outcome(operation, "no memory", 12),)), "web"), draining=4)
+    Journal().log_sync(summary(report(done=2, errors=(Outcome(operation, "no memory", 12),)), "web"), draining=4)
     failed, synced = logs
     assert failed == {
         "event": "operation_failed",
@@ -110,14 +107,13 @@ def test_a_sync_is_logged_as_one_line_and_each_failure_as_one_more_line() -> Non
     }
 
 
-def test_settings_that_cannot_be_written_are_logged_once_as_one_warning() -> None:
+def test_settings_that_cannot_be_written_are_logged_once_as_one_warning(logs: list[EventDict]) -> None:
     journal = Journal()
     operation = Operation(Verb.SET, Sysctl("a", "1"))
-    with structlog.testing.capture_logs() as logs:
-        journal.log_settings({"a": "a = 1: read-only", "b": "b = 1: read-only"})
-        journal.log_sync(summary(report(errors=(Outcome(operation, "a = 1: read-only", 30),))), draining=0)
-        journal.log_settings({"a": "a = 1: read-only"})
-        journal.log_settings({"a": "a = 1: read-only", "b": "b = 1: refused"})
+    journal.log_settings({"a": "a = 1: read-only", "b": "b = 1: read-only"})
+    journal.log_sync(summary(report(errors=(Outcome(operation, "a = 1: read-only", 30),))), draining=0)
+    journal.log_settings({"a": "a = 1: read-only"})
+    journal.log_settings({"a": "a = 1: read-only", "b": "b = 1: refused"})
     warning = {"event": "kernel_settings_not_writable", "log_level": "warning"}
     assert [line for line in logs if line["event"] != "synced"] == [
         warning | {"settings": ["a", "b"], "error": "a = 1: read-only"},
@@ -129,64 +125,56 @@ def _broken(name: str, reason: str, parts: int = 1) -> Complaint:
     return Complaint(ObjectKind.SERVICE, name, tuple(Skipped(f"spec.ports[{part}]", reason) for part in range(parts)))
 
 
-def test_an_object_whose_faults_change_a_thousand_times_a_second_does_not_fill_the_log() -> None:
+def test_an_object_whose_faults_change_a_thousand_times_a_second_does_not_fill_the_log(logs: list[EventDict]) -> None:
     clock = Clock()
     journal = Journal(clock)
-    with structlog.testing.capture_logs() as logs:
-        for change in range(60_000):
-            clock.now = change / 1000
-            journal.log_complaints([_broken("default/web", f"wrong in way {change % 7}", parts=3)])
-            if change == 30_000:
-                journal.log_complaints([_broken("default/other", "wrong")])
+    for change in range(60_000):
+        clock.now = change / 1000
+        journal.log_complaints([_broken("default/web", f"wrong in way {change % 7}", parts=3)])
+        if change == 30_000:
+            journal.log_complaints([_broken("default/other", "wrong")])
     assert len(logs) == 3 * journals.SUBJECT_BURST + 1
     assert logs[-1]["name"] == "default/other", "other objects are logged"
     assert logs[-1]["untold"] == 3 * (30_001 - journals.SUBJECT_BURST)
     clock.now += journals.SUBJECT_REFILL_S
-    with structlog.testing.capture_logs() as later:
-        journal.log_complaints([_broken("default/web", "still wrong")])
-    assert [line["untold"] for line in later] == [3 * 29_999]
+    journal.log_complaints([_broken("default/web", "still wrong")])
+    assert logs[-1]["untold"] == 3 * 29_999
 
 
-def test_many_broken_objects_do_not_fill_the_log() -> None:
+def test_many_broken_objects_do_not_fill_the_log(logs: list[EventDict]) -> None:
     clock = Clock()
     journal = Journal(clock)
-    with structlog.testing.capture_logs() as logs:
+    for now_s, lines in ((0, journals.BURST), (10, 10 / journals.REFILL_S)):
+        clock.now = now_s
+        logs.clear()
         for number in range(3_000):
             journal.log_complaints([_broken(f"default/web-{number}", "wrong", parts=20)])
-    assert len(logs) == journals.BURST
-    clock.now = 10
-    with structlog.testing.capture_logs() as logs:
-        for number in range(3_000):
-            journal.log_complaints([_broken(f"default/web-{number}", "wrong", parts=20)])
-    assert len(logs) == 10 / journals.REFILL_S
+        assert len(logs) == lines
 
 
-def test_an_object_with_a_thousand_faults_does_not_fill_the_log() -> None:
+def test_an_object_with_a_thousand_faults_does_not_fill_the_log(logs: list[EventDict]) -> None:
     journal = Journal(Clock())
-    with structlog.testing.capture_logs() as logs:
-        journal.log_complaints([_broken("default/web", "wrong", parts=1000), _broken("default/other", "wrong")])
+    journal.log_complaints([_broken("default/web", "wrong", parts=1000), _broken("default/other", "wrong")])
     assert len(logs) == journals.PARTS_SHOWN + 1
     assert logs[-1]["untold"] == 1000 - journals.PARTS_SHOWN
 
 
-def test_a_recurring_conflict_does_not_fill_the_log_but_is_reported_to_the_caller_each_time() -> None:
+def test_a_recurring_conflict_does_not_fill_the_log_but_is_reported_to_the_caller_each_time(logs: list[EventDict]) -> None:
     journal = Journal(Clock())
     returned = 0
-    with structlog.testing.capture_logs() as logs:
-        for _ in range(1000):
-            returned += len(at_once(journal.logging_conflicts([Conflict(KEY, OLD, (YOUNG,))])))
-            at_once(journal.logging_conflicts([]))
+    for _ in range(1000):
+        returned += len(at_once(journal.logging_conflicts([Conflict(KEY, OLD, (YOUNG,))])))
+        at_once(journal.logging_conflicts([]))
     assert len(logs) == journals.SUBJECT_BURST
     assert returned == 1000
 
 
-def test_syncs_in_quick_succession_are_logged_together() -> None:
+def test_syncs_in_quick_succession_are_logged_together(logs: list[EventDict]) -> None:
     clock = Clock()
     journal = Journal(clock)
-    with structlog.testing.capture_logs() as logs:
-        for number in range(10_000):
-            clock.now = number / 100
-            journal.log_sync(summary(report(done=1), "web"), draining=0)
+    for number in range(10_000):
+        clock.now = number / 100
+        journal.log_sync(summary(report(done=1), "web"), draining=0)
     allowed = journals.SYNCS_BURST + 100 / journals.SYNCS_REFILL_S
     assert allowed - 2 <= len(logs) <= allowed
     assert sum(line.get("untold", 0) for line in logs) + len(logs) >= 10_000 - 100

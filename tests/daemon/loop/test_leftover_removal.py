@@ -9,10 +9,10 @@ import dataclasses
 import itertools
 import math
 from collections.abc import AsyncIterator, Callable, Collection
-from typing import Any
 
 import pytest
 import structlog.testing
+from structlog.typing import EventDict
 
 from ipvsproxy.daemon.loop import leftover_removal
 from ipvsproxy.daemon.loop.leftover_removal import (
@@ -31,10 +31,10 @@ from ipvsproxy.model.rules import ChainKey, LeftRules, Reference
 from ipvsproxy.reconcile.attempts import FIRST_DELAY_S
 from ipvsproxy.reconcile.removal.leftovers import CALM_S, PATIENCE_S
 from tests.support import left_rules, left_tables
+from tests.support.following import running_task
 from tests.support.left_rules import CHAIN, LEFT, OTHER, PLACES, USED, USED_V6, Tables
 from tests.support.left_tables import IPV4, IPV6, MemoryTables
 from tests.support.summaries import summary
-from tests.support.virtual_time import in_virtual_time
 
 AUDIT_S = 30.0
 OURS = ChainKey("nat", "KUBE-SERVICES")
@@ -44,7 +44,7 @@ SERVICE = ChainKey("nat", left_rules.SERVICE)
 class Scene:
     """A running node with its tables and its captured log."""
 
-    def __init__(self, tables: Tables, logs: list[Any]) -> None:
+    def __init__(self, tables: Tables, logs: list[EventDict]) -> None:
         self.tables = tables
         self.of_kube_proxy = MemoryTables()
         self._logs = logs
@@ -58,14 +58,9 @@ class Scene:
         examinations = leftover_removal.of_iptables(tables, PLACES) | leftover_removal.of_nftables(self.of_kube_proxy)
         self.subject = Leftovers(examinations, self._remove_other_backend, loop.time, inline)
 
-    async def sync(
-        self,
-        *lacking: Family,
-        not_in_force: Collection[Family] = (),
-        is_audit: bool = False,
-    ) -> None:
+    async def sync(self, *not_in_force: Family, is_audit: bool = False) -> None:
         """Let a sync end, and then run all tasks that are due."""
-        self.subject.synced(summary(lacking=lacking, not_in_force=not_in_force, is_audit=is_audit))
+        self.subject.synced(summary(not_in_force=not_in_force, is_audit=is_audit))
         await asyncio.sleep(0.001)
 
     async def _remove_other_backend(self) -> Collection[str]:
@@ -98,20 +93,18 @@ async def scene(**left: LeftRules) -> AsyncIterator[Scene]:
         tables.put({"used": USED, "other": OTHER, "used_v6": USED_V6}[name], rules)
     with structlog.testing.capture_logs() as logs:
         one = Scene(tables, logs)
-        running = asyncio.create_task(one.subject.run())
-        yield one
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        async with running_task(one.subject.run()):
+            yield one
 
 
-@in_virtual_time
 async def test_leftover_rules_of_a_family_are_removed_after_our_rules_of_this_family_are_programmed() -> None:
     async with scene(used=LEFT, other=LeftRules(chains={OURS: 3}), used_v6=LEFT) as node:
         await asyncio.sleep(100)
         assert not node.tables.reads, "nothing is in force yet"
         await node.sync(Family.IPV4, Family.IPV6)
         await node.sync(Family.IPV6)
+        await node.sync(Family.IPV6, is_audit=True)
+        await asyncio.sleep(100)
         assert node.tables.writes == [USED, OTHER]
         assert node.logged == [(REMOVED, "nf_tables IPv4"), (REMOVED, "legacy IPv4")]
         await node.sync()
@@ -120,18 +113,6 @@ async def test_leftover_rules_of_a_family_are_removed_after_our_rules_of_this_fa
         assert not any(node.subject.present.values())
 
 
-@in_virtual_time
-async def test_kube_proxys_rules_stay_until_our_rules_are_programmed() -> None:
-    async with scene(used=LEFT, used_v6=LEFT) as node:
-        await node.sync(not_in_force=[Family.IPV4])
-        await node.sync(not_in_force=[Family.IPV4], is_audit=True)
-        await asyncio.sleep(100)
-        assert node.tables.writes == [USED_V6]
-        await node.sync()
-        assert node.tables.writes == [USED_V6, USED]
-
-
-@in_virtual_time
 async def test_without_changes_no_iptables_program_is_started_and_tables_are_examined_only_at_audits() -> None:
     async with scene() as node:
         await node.sync()
@@ -146,7 +127,6 @@ async def test_without_changes_no_iptables_program_is_started_and_tables_are_exa
         assert not node.logged
 
 
-@in_virtual_time
 async def test_on_a_kernel_without_change_counters_each_audit_reads_the_tables() -> None:
     async with scene() as node:
         node.tables.has_marks = False
@@ -156,32 +136,28 @@ async def test_on_a_kernel_without_change_counters_each_audit_reads_the_tables()
 
 
 @pytest.mark.parametrize("call", ["read", "remove"])
-def test_a_failed_removal_is_logged_once_retried_after_growing_pauses_and_logged_when_it_succeeds(call: str) -> None:
-    async def live() -> None:
-        async with scene(used=LEFT, used_v6=LEFT) as node:
-            node.tables.failing = {(call, USED)}
-            await node.sync()
-            assert sorted(node.logged) == [(RESISTS, "nf_tables IPv4"), (REMOVED, "nf_tables IPv6")]
-            assert node.subject.present == {USED: True, OTHER: False, USED_V6: False, IPV4: False, IPV6: False}
-            assert list(node.subject.reasons) == [f"leftover rules stay (nf_tables IPv4): iptables-{call}: the lock is held"]
-            assert node.tables.held[USED] == LEFT
-            node.tables.reads.clear()
-            await asyncio.sleep(FIRST_DELAY_S * (1 + 2 + 4) + 0.1)
-            assert node.tables.reads == [USED] * 3
-            await node.audits(600)
-            assert len(node.tables.reads) < 20
-            assert not node.logged
-            node.tables.failing.clear()
-            await node.audits(60)
-            assert node.logged == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
-            assert node.tables.held[USED] == LeftRules()
-            assert not any(node.subject.present.values())
-            assert list(node.subject.reasons) == []
-
-    in_virtual_time(live)()
+async def test_a_failed_removal_is_logged_once_retried_after_growing_pauses_and_logged_when_it_succeeds(call: str) -> None:
+    async with scene(used=LEFT, used_v6=LEFT) as node:
+        node.tables.failing = {(call, USED)}
+        await node.sync()
+        assert sorted(node.logged) == [(RESISTS, "nf_tables IPv4"), (REMOVED, "nf_tables IPv6")]
+        assert node.subject.present == {USED: True, OTHER: False, USED_V6: False, IPV4: False, IPV6: False}
+        assert list(node.subject.reasons) == [f"leftover rules stay (nf_tables IPv4): iptables-{call}: the lock is held"]
+        assert node.tables.held[USED] == LEFT
+        node.tables.reads.clear()
+        await asyncio.sleep(FIRST_DELAY_S * (1 + 2 + 4) + 0.1)
+        assert node.tables.reads == [USED] * 3
+        await node.audits(600)
+        assert len(node.tables.reads) < 20
+        assert not node.logged
+        node.tables.failing.clear()
+        await node.audits(60)
+        assert node.logged == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
+        assert node.tables.held[USED] == LeftRules()
+        assert not any(node.subject.present.values())
+        assert list(node.subject.reasons) == []
 
 
-@in_virtual_time
 async def test_a_table_that_cannot_be_read_counts_as_having_leftover_rules_even_if_it_is_clean() -> None:
     async with scene() as node:
         await node.sync()
@@ -195,7 +171,6 @@ async def test_a_table_that_cannot_be_read_counts_as_having_leftover_rules_even_
         assert node.logged == [(GONE, "legacy IPv4")]
 
 
-@in_virtual_time
 async def test_failed_removals_are_not_retried_while_our_rules_are_not_programmed() -> None:
     async with scene(used=LEFT) as node:
         node.tables.failing = {("remove", USED)}
@@ -209,7 +184,6 @@ async def test_failed_removals_are_not_retried_while_our_rules_are_not_programme
         assert node.tables.writes == [USED]
 
 
-@in_virtual_time
 async def test_leftover_chains_stay_while_our_chain_still_jumps_to_the_leftover_chains() -> None:
     reference = Reference(OURS, f"-j {SERVICE.chain}", SERVICE)
     async with scene(used=LeftRules(chains={SERVICE: 1, CHAIN: 1}, references=(reference,))) as node:
@@ -222,7 +196,6 @@ async def test_leftover_chains_stay_while_our_chain_still_jumps_to_the_leftover_
         assert node.logged == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
 
 
-@in_virtual_time
 async def test_a_table_that_iptables_cannot_show_does_not_count_as_clean_and_all_other_tables_are_cleaned() -> None:
     async with scene(other=LeftRules(chains={CHAIN: 1}, hidden=frozenset({"nat"}))) as node:
         await node.sync()
@@ -236,14 +209,12 @@ async def test_a_table_that_iptables_cannot_show_does_not_count_as_clean_and_all
         assert node.logged == [(GONE, "legacy IPv4")]
 
 
-@in_virtual_time
 async def test_a_table_that_iptables_cannot_show_is_ignored_if_it_does_not_affect_packets_of_services() -> None:
     async with scene(used=LeftRules(hidden=frozenset({"raw"}))) as node:
         await node.sync()
         assert not node.logged
 
 
-@in_virtual_time
 async def test_leftover_rules_that_return_are_logged_once_and_removed_every_ten_minutes() -> None:
     async with scene(used=LEFT) as node:
         await node.sync()
@@ -270,14 +241,12 @@ async def test_leftover_rules_that_return_are_logged_once_and_removed_every_ten_
 # Tests of the tables of kube-proxy's nftables mode.
 
 
-@in_virtual_time
 async def test_kube_proxys_nftables_table_of_a_family_is_removed_after_our_rules_of_this_family_are_programmed() -> None:
     async with scene() as node:
         for place in (IPV4, IPV6):
             node.of_kube_proxy.put(place, left_tables.LEFT)
         await asyncio.sleep(100)
-        await node.sync(Family.IPV4, not_in_force=[Family.IPV6])
-        await node.sync(not_in_force=[Family.IPV4, Family.IPV6], is_audit=True)
+        await node.sync(*Family, is_audit=True)
         assert set(node.of_kube_proxy.held) == {IPV4, IPV6}, "they are what serves"
         await node.sync(Family.IPV6)
         assert set(node.of_kube_proxy.held) == {IPV6}
@@ -288,7 +257,6 @@ async def test_kube_proxys_nftables_table_of_a_family_is_removed_after_our_rules
         assert not any(node.subject.present.values())
 
 
-@in_virtual_time
 async def test_a_table_that_has_kube_proxys_name_but_other_contents_is_kept_and_reported_once() -> None:
     async with scene() as node:
         foreign = dataclasses.replace(left_tables.LEFT, comment="somebody else's")
@@ -300,11 +268,10 @@ async def test_a_table_that_has_kube_proxys_name_but_other_contents_is_kept_and_
         assert node.subject.present[IPV4]
 
 
-def test_the_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
+def test_the_start_logs_kube_proxys_tables_and_does_not_change_them(logs: list[EventDict]) -> None:
     tables = MemoryTables({IPV6: left_tables.LEFT})
     tables.failing = {("read", IPV4)}
-    with structlog.testing.capture_logs() as logs:
-        leftover_removal.announce(leftover_removal.of_nftables(tables))
+    leftover_removal.announce(leftover_removal.of_nftables(tables))
     assert [(line["event"], line["rules"]) for line in logs] == [(FOUND, "nftables IPv6")]
     assert "the table ip6 kube-proxy" in logs[0]["hint"]
     assert tables.held == {IPV6: left_tables.LEFT}
@@ -313,12 +280,11 @@ def test_the_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
 # The other backend.
 
 
-@in_virtual_time
 async def test_objects_of_the_unused_backend_are_removed_after_all_families_are_programmed() -> None:
     async with scene() as node:
         node.of_other_backend = [KernelError(action="remove", detail="busy"), ["KUBE-CLUSTER-IP"], ()]
         await node.sync(Family.IPV4)
-        await node.sync(not_in_force=[Family.IPV6])
+        await node.sync(Family.IPV6)
         assert node.removals_s == []
         assert not node.subject.reasons
         await node.sync()
@@ -334,7 +300,6 @@ async def test_objects_of_the_unused_backend_are_removed_after_all_families_are_
         assert node.logged == [(OTHER_BACKEND_RESISTS, "remove: busy")]
 
 
-@in_virtual_time
 async def test_sets_of_the_other_backend_that_stay_in_use_are_logged_once() -> None:
     used = "a rule still uses A, B"
     async with scene() as node:
@@ -347,21 +312,10 @@ async def test_sets_of_the_other_backend_that_stay_in_use_are_logged_once() -> N
         assert node.logged == [(OTHER_BACKEND_RESISTS, used)]
 
 
-@in_virtual_time
 async def test_objects_of_the_unused_backend_that_return_are_removed_after_the_next_audit() -> None:
     removals: list[int] = []
     async with scene() as node:
-        for lacking, is_audit in (((), False), ((), True), ((), False), ((Family.IPV6,), True), ((), False), ((), False)):
-            await node.sync(*lacking, is_audit=is_audit)
+        for not_in_force, is_audit in (((), False), ((), True), ((), False), ((Family.IPV6,), True), ((), False), ((), False)):
+            await node.sync(*not_in_force, is_audit=is_audit)
             removals.append(len(node.removals_s))
     assert removals == [1, 2, 2, 2, 3, 3], "after an audit that found rules missing, once they are in force"
-
-
-@in_virtual_time
-async def test_leftover_rules_stay_while_our_sets_still_lack_an_entry() -> None:
-    async with scene(used=LEFT) as node:
-        node.subject.synced(summary(not_in_force=[Family.IPV4], is_audit=True))
-        await asyncio.sleep(1)
-        assert node.tables.writes == []
-        await node.sync()
-        assert node.tables.writes == [USED]

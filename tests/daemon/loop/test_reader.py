@@ -15,10 +15,9 @@ from tests.daemon.loop.test_engine import SLICE, WEB, assert_from_scratch
 from tests.support import builders
 from tests.support.memory_node import AUDIT_INTERVAL_S, MemoryNode
 from tests.support.spoiling import OTHER, OTHER_KEY, remove_address
-from tests.support.virtual_time import in_virtual_time, loop
+from tests.support.virtual_time import loop
 
 
-@in_virtual_time
 async def test_a_poll_that_finds_no_drift_does_not_count_as_a_sync() -> None:
     async with MemoryNode().serving(WEB, SLICE, after_s=1) as node:
         before = len(node.watcher.summaries)
@@ -27,7 +26,6 @@ async def test_a_poll_that_finds_no_drift_does_not_count_as_a_sync() -> None:
         assert len(node.watcher.summaries) == before
 
 
-@in_virtual_time
 async def test_slow_polls_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
     begun = noting_readings(node, monkeypatch, poll_s=30)
@@ -37,7 +35,6 @@ async def test_slow_polls_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("audit_s", "interval_s"), [(1, 30), (2.9, 30), (27, 270)])
-@in_virtual_time
 async def test_slow_audits_are_made_less_often_and_polls_keep_their_interval(
     audit_s: float, interval_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +50,6 @@ async def test_slow_audits_are_made_less_often_and_polls_keep_their_interval(
     assert statistics.median(of_polls) == 10
 
 
-@in_virtual_time
 async def test_one_very_slow_poll_does_not_prevent_later_polls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -106,7 +102,6 @@ def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> lis
 
 
 @pytest.mark.parametrize("audit_interval_s", [reader.POLL_INTERVAL_S, 10_000], ids=["audit", "poll"])
-@in_virtual_time
 async def test_a_change_waits_for_only_one_part_of_a_poll(audit_interval_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     async with MemoryNode(audit_interval_s=audit_interval_s).serving(WEB, SLICE) as node:
         ends_s = slowly(node, 100, monkeypatch)
@@ -119,7 +114,6 @@ async def test_a_change_waits_for_only_one_part_of_a_poll(audit_interval_s: floa
         assert len(ends_s) == 1, "the reading continues afterwards"
 
 
-@in_virtual_time
 async def test_a_poll_is_completed_although_changes_arrive_endlessly(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
 
@@ -140,7 +134,6 @@ async def test_a_poll_is_completed_although_changes_arrive_endlessly(monkeypatch
         assert len(node.watcher.syncing_s) > 100
 
 
-@in_virtual_time
 async def test_a_notification_during_a_poll_causes_another_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE) as node:
         ends_s = slowly(node, 10, monkeypatch)
@@ -152,7 +145,6 @@ async def test_a_notification_during_a_poll_causes_another_poll(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("min_interval_s", [0, 10])
-@in_virtual_time
 async def test_drift_in_several_parts_of_a_poll_is_repaired_in_one_sync(min_interval_s: float) -> None:
     services = [builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(50)]
     async with MemoryNode(min_interval_s=min_interval_s, audit_interval_s=10_000).serving(*services, after_s=60) as node:
@@ -163,7 +155,6 @@ async def test_drift_in_several_parts_of_a_poll_is_repaired_in_one_sync(min_inte
         assert len(node.watcher.summaries) == before + 1
 
 
-@in_virtual_time
 async def test_a_change_while_the_kernel_is_read_causes_the_kernel_to_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     observe = node.kernel.observe
@@ -184,7 +175,6 @@ async def test_a_change_while_the_kernel_is_read_causes_the_kernel_to_be_read_ag
         assert_from_scratch(node)
 
 
-@in_virtual_time
 async def test_polls_read_everything_at_each_drift_check_interval_and_only_cheap_parts_in_between() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=60).serving(WEB, SLICE, after_s=1) as node:
         before = node.kernel.polls, node.kernel.whole_polls
@@ -194,7 +184,6 @@ async def test_polls_read_everything_at_each_drift_check_interval_and_only_cheap
     assert whole_polls == 10
 
 
-@in_virtual_time
 async def test_a_short_drift_check_interval_applies_to_every_poll() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=1).serving(WEB, SLICE, after_s=1) as node:
         before = node.kernel.polls
@@ -203,7 +192,6 @@ async def test_a_short_drift_check_interval_applies_to_every_poll() -> None:
         assert node.kernel.whole_polls >= node.kernel.polls - 1
 
 
-@in_virtual_time
 async def test_drift_that_cheap_polls_do_not_see_is_repaired_within_the_drift_check_interval() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=20).serving(WEB, SLICE, after_s=1) as node:
         (key,) = [one for one in node.kernel.virtual_servers if node.kernel.virtual_servers[one].real_servers][:1]
@@ -214,7 +202,6 @@ async def test_drift_that_cheap_polls_do_not_see_is_repaired_within_the_drift_ch
         assert node.kernel.virtual_servers[key].real_servers == desired
 
 
-@in_virtual_time
 async def test_drift_found_by_a_cheap_poll_causes_the_next_poll_to_read_everything() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=1000).serving(WEB, SLICE, after_s=10) as node:
         before = node.kernel.whole_polls

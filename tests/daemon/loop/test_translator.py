@@ -6,7 +6,7 @@ Covers the tunnels of direct return, which follow changes of Nodes.
 from collections.abc import Callable
 
 import msgspec
-import structlog.testing
+from structlog.typing import EventDict
 
 from ipvsproxy.model.annotations import Annotation, ServiceAnnotations
 from ipvsproxy.model.net import Family, Protocol, parse_address
@@ -16,82 +16,73 @@ from ipvsproxy.model.service import ApiObject, ApiServersFound, Node, Skipped
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate.translation_settings import Settings, device_flags, direct_return_sysctls
+from tests.daemon.loop.test_engine import KUBERNETES
 from tests.support import builders
 from tests.support.memory_node import AUDIT_INTERVAL_S, MemoryNode, new_kernel
-from tests.support.virtual_time import in_virtual_time
 
 API_SERVER = "192.168.0.99"
 KEY = VirtualServerKey(Protocol.TCP, parse_address(API_SERVER), 80)
-KUBERNETES = builders.service("kubernetes", builders.service_port(443), cluster=("10.96.0.1",))
+HIJACKER = builders.service("web", cluster=("10.96.0.10",), external=(API_SERVER,))
 
 
-@in_virtual_time
-async def test_an_external_address_of_an_api_server_is_refused_and_logged_once() -> None:
-    node = MemoryNode()
-    hijacker = builders.service("web", cluster=("10.96.0.10",), external=(API_SERVER,))
+def assert_not_served(node: MemoryNode) -> None:
+    assert KEY not in node.kernel.virtual_servers
+    assert KEY.address not in node.kernel.addresses
+
+
+async def test_an_external_address_of_an_api_server_is_refused_and_logged_once(
+    logs: list[EventDict],
+) -> None:
     servers = builders.endpoint_slice(builders.endpoint(API_SERVER), service="kubernetes")
-    async with node.running():
-        with structlog.testing.capture_logs() as logs:
-            node.begin_with(KUBERNETES, servers, hijacker, builders.node())
-            await node.quiet()
-            node.put(builders.endpoint_slice(builders.endpoint("10.244.0.5")))
-            await node.quiet()
-        unused = [line for line in logs if line["event"] == "part_not_used"]
-        assert [(line["name"], line["field"], line["reason"]) for line in unused] == [
+    async with MemoryNode().serving(KUBERNETES, servers, HIJACKER) as node:
+        node.put(builders.endpoint_slice(builders.endpoint("10.244.0.5")))
+        await node.quiet()
+        assert [(line["name"], line["field"], line["reason"]) for line in logs if line["event"] == "part_not_used"] == [
             ("default/web", "spec.externalIPs", f"{API_SERVER} is the address of an API server")
         ]
-        assert KEY not in node.kernel.virtual_servers
-        assert parse_address(API_SERVER) not in node.kernel.addresses
-        with structlog.testing.capture_logs() as logs:
-            node.put(builders.endpoint_slice(service="kubernetes"))  # the API server shuts down gracefully
-            await node.quiet()
-        assert KEY not in node.kernel.virtual_servers
-        assert parse_address(API_SERVER) not in node.kernel.addresses
-        assert [line["reason"] for line in logs if line["event"] == "part_not_used"] == [
+        assert_not_served(node)
+        node.put(builders.endpoint_slice(service="kubernetes"))  # the API server shuts down gracefully
+        await node.quiet()
+        assert_not_served(node)
+        assert [line["reason"] for line in logs if line["event"] == "part_not_used"][1:] == [
             f"{API_SERVER} was the address of an API server, and is refused until ipvsproxy restarts"
         ]
 
 
-@in_virtual_time
 async def test_an_external_address_of_the_api_server_that_this_process_uses_is_no_longer_served() -> None:
-    hijacker = builders.service("web", builders.service_port(80), cluster=("10.96.0.10",), external=(API_SERVER,))
-    async with MemoryNode().serving(KUBERNETES, hijacker) as node:
-        assert parse_address(API_SERVER) in node.kernel.addresses
+    async with MemoryNode().serving(KUBERNETES, HIJACKER) as node:
+        assert KEY.address in node.kernel.addresses
         node.deliver([ApiServersFound(frozenset({builders.backend(API_SERVER, 6443)}))])
         await node.quiet()
-        assert KEY not in node.kernel.virtual_servers
-        assert parse_address(API_SERVER) not in node.kernel.addresses
+        assert_not_served(node)
         assert builders.frontend("10.96.0.10", 80) in node.kernel.virtual_servers
 
 
-@in_virtual_time
-async def test_a_refused_address_is_logged_even_if_the_service_has_the_same_invalid_value_twice() -> None:
-    node = MemoryNode()
+async def test_a_refused_address_is_logged_even_if_the_service_has_the_same_invalid_value_twice(
+    logs: list[EventDict],
+) -> None:
     invalid = Skipped("spec.externalIPs", "'x' is not an IP address")
-    web = builders.service("web", external=("224.0.0.1",))
-    web = msgspec.structs.replace(web, options=msgspec.structs.replace(web.options, skipped=(invalid, invalid)))
-    async with node.running():
-        with structlog.testing.capture_logs() as logs:
-            node.begin_with(web, builders.node())
-            await node.quiet()
+    web = builders.with_options(builders.service("web", external=("224.0.0.1",)), skipped=(invalid, invalid))
+    async with MemoryNode().serving(web):
+        pass
     reasons = {line["reason"] for line in logs if line["event"] == "part_not_used"}
     assert reasons == {invalid.reason, "224.0.0.1 is an unspecified, multicast or link-local address"}
 
 
 OTHER = parse_address("192.168.0.11")
+USES_OTHER = builders.service("web", external=(str(OTHER),))
+ON_OTHER = builders.endpoint_slice(builders.endpoint(str(OTHER), builders.OTHER_NODE), service="agent")
 
 
-@in_virtual_time
-async def test_an_external_address_is_not_served_while_it_is_known_as_an_address_of_another_node() -> None:
-    web = builders.service("web", external=(str(OTHER),))
-    agent = builders.endpoint_slice(builders.endpoint(str(OTHER), builders.OTHER_NODE), service="agent")
-    async with MemoryNode(settings=Settings(refuses_node_addresses=True)).serving(
-        web, builders.service("agent", cluster=("10.96.0.11",))
-    ) as node:
+async def test_an_external_address_is_not_served_while_it_is_known_as_an_address_of_another_node(
+    logs: list[EventDict],
+) -> None:
+    agent = builders.service("agent", cluster=("10.96.0.11",))
+    async with MemoryNode(settings=Settings(refuses_node_addresses=True)).serving(USES_OTHER, agent) as node:
         assert OTHER in node.kernel.addresses
-        with structlog.testing.capture_logs() as logs:
-            node.put(agent)
-            await node.quiet()
+        logs.clear()
+        node.put(ON_OTHER)
+        await node.quiet()
         assert OTHER not in node.kernel.addresses
         assert "node_changed" not in {line["event"] for line in logs}, "this node has not changed"
         node.put(builders.endpoint_slice(service="agent"))
@@ -99,10 +90,8 @@ async def test_an_external_address_is_not_served_while_it_is_known_as_an_address
         assert OTHER in node.kernel.addresses
 
 
-@in_virtual_time
 async def test_an_external_address_that_another_node_has_is_served_by_default_as_in_kube_proxy() -> None:
-    agent = builders.endpoint_slice(builders.endpoint(str(OTHER), builders.OTHER_NODE), service="agent")
-    async with MemoryNode().serving(builders.service("web", external=(str(OTHER),)), agent) as node:
+    async with MemoryNode().serving(USES_OTHER, ON_OTHER) as node:
         assert OTHER in node.kernel.addresses
         assert node.watcher.summaries[-1].view.other_nodes == {OTHER: builders.OTHER_NODE}
 
@@ -115,7 +104,6 @@ def with_direct_return() -> MemoryNode:
     return MemoryNode(kernel, settings=Settings(direct_return=True, families=families), sysctls=sysctls)
 
 
-@in_virtual_time
 async def test_rules_that_guard_the_tunnel_device_are_written_before_the_device_comes_up() -> None:
     node = with_direct_return()
     async with node.serving():
@@ -125,7 +113,6 @@ async def test_rules_that_guard_the_tunnel_device_are_written_before_the_device_
     assert node.kernel.sysctls[device_flags(Family.IPV4)] == "0x81"
 
 
-@in_virtual_time
 async def test_no_setting_for_tunnels_is_written_while_another_program_has_an_address_on_the_tunnel_device() -> None:
     node = with_direct_return()
     node.kernel.host_addresses.append(builders.interface_address("tunl0", "10.244.3.0"))
@@ -137,7 +124,6 @@ async def test_no_setting_for_tunnels_is_written_while_another_program_has_an_ad
         assert "x" not in node.kernel.sysctls.values()
 
 
-@in_virtual_time
 async def test_tunnelled_packets_of_all_other_nodes_are_accepted_until_the_nodes_are_deleted() -> None:
     node = with_direct_return()
     plain = Node(name="plain", addresses=(parse_address("172.18.0.8"),))
@@ -153,7 +139,6 @@ async def test_tunnelled_packets_of_all_other_nodes_are_accepted_until_the_nodes
         assert accepted() == ["172.18.0.9"]
 
 
-@in_virtual_time
 async def test_a_changed_node_changes_only_a_few_objects_of_each_service_with_endpoints_on_the_node() -> None:
     """The test counts objects and measures no time.
 
