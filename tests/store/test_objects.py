@@ -113,14 +113,6 @@ def test_a_deleted_service_must_be_translated_again_and_its_endpoint_slices_stay
     assert store.take() == Changes(), "deleting it again changes nothing"
 
 
-def test_after_a_deletion_of_an_endpoint_slice_its_service_must_be_translated_again(store: Store) -> None:
-    store.deliver([gone(SLICE)], 3)
-    assert list(store.slices_of(WEB.name)) == []
-    assert store.take().services == {WEB.name: 3}
-    store.deliver([gone(SLICE)], 4)
-    assert store.take() == Changes()
-
-
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(["web", "shop", None], 2)))
 def test_if_an_endpoint_slice_moves_to_another_service_both_services_must_be_translated_again(
     before: str | None, after: str | None
@@ -508,14 +500,6 @@ KIND = ObjectKind.SERVICE
 )
 def test_a_list_that_lacks_too_many_objects_needs_confirmation(percent: int, missing: int, known: int, accepted: bool) -> None:  # noqa: FBT001
     assert Guard(percent).accepts(KIND, missing=missing, known=known, now=0) is accepted
-
-
-def test_a_second_list_confirms_the_first_list_if_enough_time_has_passed() -> None:
-    guard = Guard(50)
-    assert not guard.accepts(KIND, missing=100, known=100, now=0)
-    assert not guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S - 1), "too soon"
-    assert guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S)
-    assert guard.doubts == {}
 
 
 def test_a_second_list_with_all_objects_is_accepted_and_does_not_confirm_the_incomplete_first_list() -> None:

@@ -62,7 +62,7 @@ def test_nine_jumps_lead_from_built_in_chains_to_our_chains() -> None:
     ]
 
 
-@pytest.mark.checklist(30)
+@pytest.mark.checklist(30, 36)
 def test_a_node_with_every_kind_of_service_address_has_exactly_the_expected_rules() -> None:
     view = builders.node_view()
     states = [

@@ -30,40 +30,32 @@ def _trace(service: Service, key: VirtualServerKey, client: TracedClient, settin
 CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
 
 
-@pytest.mark.parametrize(
-    ("client", "expected"), [(TracedClient.POD, False), (TracedClient.HOST, True), (TracedClient.OUTSIDE, True)]
+KNOWING_OWN_PODS = (
+    Settings(detect_local=LocalMode.NODE_CIDR),
+    Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0"),
+    Settings(detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="veth"),
 )
+
+
+@pytest.mark.parametrize("client", TracedClient)
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "masqueraded"),
     [
-        BY_CLUSTER,
-        Settings(detect_local=LocalMode.NODE_CIDR),
-        Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0"),
-        Settings(detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="veth"),
+        (BY_CLUSTER, {TracedClient.HOST, TracedClient.OUTSIDE}),
+        *((settings, {TracedClient.HOST, TracedClient.OUTSIDE, TracedClient.OTHER_POD}) for settings in KNOWING_OWN_PODS),
+        (Settings(), {TracedClient.HOST}),
+        (Settings(masquerade_all=True), set(TracedClient)),
     ],
 )
-def test_connections_to_a_cluster_ip_are_masqueraded_unless_they_come_from_pods_of_this_node(
-    client: TracedClient, settings: Settings, *, expected: bool
+def test_connections_to_a_cluster_ip_are_masqueraded_unless_they_come_from_recognised_pods(
+    settings: Settings, masqueraded: set[TracedClient], client: TracedClient
 ) -> None:
     result = _trace(builders.service(), CLUSTER, client, settings)
-    assert result.is_masqueraded is expected
-    assert result.applied_rules[-1].rule.target == (JumpTo("KUBE-MARK-MASQ") if expected else Verdict.ACCEPT)
-    assert result.applied_rules[-1].rule.set is not None
-    assert result.applied_rules[-1].rule.set.set == "KUBE-CLUSTER-IP"
-
-
-@pytest.mark.parametrize(
-    ("client", "expected"), [(TracedClient.POD, False), (TracedClient.HOST, True), (TracedClient.OUTSIDE, False)]
-)
-def test_if_pods_cannot_be_recognised_only_connections_of_the_host_are_masqueraded(
-    client: TracedClient, *, expected: bool
-) -> None:
-    assert _trace(builders.service(), CLUSTER, client, Settings()).is_masqueraded is expected
-
-
-def test_all_clients_are_masqueraded_if_masquerade_all_is_configured() -> None:
-    everything = Settings(masquerade_all=True)
-    assert all(_trace(builders.service(), CLUSTER, client, everything).is_masqueraded for client in TracedClient)
+    assert result.is_masqueraded is (client in masqueraded)
+    last = result.applied_rules[-1].rule
+    assert last.target == (JumpTo("KUBE-MARK-MASQ") if result.is_masqueraded else Verdict.ACCEPT)
+    assert last.set is not None
+    assert last.set.set == "KUBE-CLUSTER-IP"
 
 
 @pytest.mark.parametrize("local", [False, True])

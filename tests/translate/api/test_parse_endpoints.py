@@ -20,10 +20,14 @@ def _reasons(parsed: EndpointSlice) -> list[str]:
     return [str(skipped) for skipped in parsed.skipped]
 
 
+def _slice(document: dict[str, Any], **choices: bool) -> EndpointSlice:
+    defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
+    raw = msgspec.convert(defaults | document, schema.EndpointSliceJson)
+    return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
+
+
 def _wide_slice(addresses: list[str]) -> EndpointSlice:
-    endpoints = [{"addresses": [address]} for address in addresses]
-    document = {"addressType": "IPv4", "metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "endpoints": endpoints}
-    return parse.parse_endpoint_slice(msgspec.convert(document, schema.EndpointSliceJson), EndpointSliceName("shop", "web-1"))
+    return _slice({"endpoints": [{"addresses": [address]} for address in addresses]})
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
@@ -49,15 +53,7 @@ def test_the_first_unusable_parts_of_a_slice_are_reported_individually_and_later
 
 @pytest.mark.parametrize("port", [1, 65535])
 def test_the_lowest_and_the_highest_port_number_are_valid(port: int) -> None:
-    document = {"addressType": "IPv4", "ports": [{"name": "", "port": port}]}
-    parsed = parse.parse_endpoint_slice(msgspec.convert(document, schema.EndpointSliceJson), EndpointSliceName("shop", "web-1"))
-    assert [one.port for one in parsed.ports] == [port]
-
-
-def _slice(document: dict[str, Any], **choices: bool) -> EndpointSlice:
-    defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
-    raw = msgspec.convert(defaults | document, schema.EndpointSliceJson)
-    return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
+    assert [one.port for one in _slice({"ports": [{"name": "", "port": port}]}).ports] == [port]
 
 
 def test_an_endpoint_slice_belongs_to_the_service_that_its_label_names() -> None:
@@ -227,13 +223,9 @@ def test_the_result_for_an_endpoint_does_not_depend_on_the_other_endpoints_of_it
 
 
 def _weighty_slice(weight: str, name: str = "ipvsproxy.io/weight", **annotations: str) -> EndpointSlice:
-    document = {
-        "addressType": "IPv4",
-        "metadata": {"labels": {"kubernetes.io/service-name": "web"}, "annotations": {name: weight, **annotations}},
-        "endpoints": [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))],
-    }
-    raw = msgspec.convert(document, schema.EndpointSliceJson)
-    return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"))
+    metadata = {"labels": {"kubernetes.io/service-name": "web"}, "annotations": {name: weight, **annotations}}
+    endpoints = [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))]
+    return _slice({"metadata": metadata, "endpoints": endpoints})
 
 
 def test_the_weight_of_an_endpoint_slice_applies_to_all_of_its_endpoints() -> None:

@@ -15,7 +15,7 @@ from ipvsproxy.model.service import Endpoint, EndpointSlice, Owner, Service, Ser
 from ipvsproxy.model.sets import SetEntry, SetKind
 from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
-from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_FALLBACK, SCHEDULER_PORT, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import PERSISTENT, VirtualServerSettings
 from ipvsproxy.translate.services import desired_state
 from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders
@@ -89,12 +89,6 @@ def test_services_without_rare_properties_share_one_empty_object(cluster: tuple[
     assert state_of(service(cluster=cluster), endpoint_slice(endpoint("10.244.0.5"))).rare is NO_RARITIES
 
 
-def test_a_rare_property_of_one_family_is_kept_when_the_other_family_is_added() -> None:
-    local = service(cluster=DUAL, internal_local=True)
-    given = state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), endpoint_slice(endpoint("fd00::5"), suffix="6"))
-    assert given.rare == Rarities(without_local=frozenset({("internal", Family.IPV4)}))
-
-
 def test_the_invalid_parts_of_a_service_are_kept_in_its_state() -> None:
     detail = Skipped("spec.externalIPs", "'x' is not an IP address")
     assert state_of(builders.with_options(service(), skipped=(detail,))).rare.skipped == (detail,)
@@ -118,23 +112,6 @@ def test_a_node_that_serves_one_family_serves_only_services_of_this_family(famil
     )
     assert frontends(*states) == {str(builders.frontend(address, 80))}
     assert backends(states[family is Family.IPV6], address) == {backend}
-
-
-def test_each_family_of_a_dual_stack_service_has_the_endpoints_of_this_family() -> None:
-    state = state_of(
-        service(cluster=DUAL), endpoint_slice(endpoint("10.244.0.5")), endpoint_slice(endpoint("fd00::5"), suffix="2")
-    )
-    assert backends(state, CLUSTER_IP) == {"10.244.0.5:8080"}
-    assert backends(state, CLUSTER_IP_V6) == {"[fd00::5]:8080"}
-    assert members(SetKind.CLUSTER_IP, state, family=Family.IPV6) == {"fd00:10:96::10,tcp:80"}
-    assert state.addresses == builders.addresses(*DUAL)
-
-
-@pytest.mark.checklist(25)
-def test_virtual_servers_of_a_service_without_endpoints_have_no_real_servers() -> None:
-    state = state_of(service(cluster=DUAL))
-    assert backends(state, CLUSTER_IP) == set()
-    assert backends(state, CLUSTER_IP_V6) == set()
 
 
 @pytest.mark.checklist(33)
@@ -260,14 +237,6 @@ def test_every_virtual_server_of_a_service_has_its_session_affinity_and_timeout(
     state = state_of(sticky)
     assert len(state.virtual_servers) == 3
     assert {server.settings for server in state.virtual_servers.values()} == {VirtualServerSettings("rr", PERSISTENT, 10800)}
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "flags"), [("rr", 0), ("wrr", 0), ("sh", 0), ("mh", SCHEDULER_PORT | SCHEDULER_FALLBACK)], ids=str
-)
-def test_only_the_scheduler_mh_gets_flags(scheduler: str, flags: int) -> None:
-    (server,) = state_of(service(), settings=Settings(scheduler=scheduler)).virtual_servers.values()
-    assert server.settings == VirtualServerSettings(scheduler, flags, 0)
 
 
 def _flows(state: ServiceState) -> dict[tuple[str, int], set[str]]:

@@ -57,7 +57,7 @@ def test_ports_removed_from_a_service_leave_no_objects_behind() -> None:
     assert _health_ports(after) == set()
 
 
-@pytest.mark.checklist(49, 51)
+@pytest.mark.checklist(40, 49, 51)
 def test_only_a_load_balancer_has_a_health_check_and_a_change_of_type_keeps_the_cluster_ip_ports() -> None:
     plain, balancer = state_of(service("lb", *THREE_PORTS)), state_of(_balancer(*THREE_PORTS))
     assert members(SetKind.CLUSTER_IP, plain) == members(SetKind.CLUSTER_IP, balancer)
@@ -80,7 +80,7 @@ def test_equal_objects_give_equal_states() -> None:
     assert state_of(_balancer(*THREE_PORTS)) == state_of(_balancer(*THREE_PORTS))
 
 
-@pytest.mark.checklist(77)
+@pytest.mark.checklist(25, 77)
 def test_deleting_an_endpoint_slice_removes_real_servers_and_hairpin_entries_but_no_virtual_server() -> None:
     slices = endpoint_slice(endpoint("10.0.1.1"), endpoint("10.0.1.2", OTHER_NODE))
     before, after = state_of(service(), slices), state_of(service())

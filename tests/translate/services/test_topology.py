@@ -40,26 +40,22 @@ def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], 
     return {_address(key) for key in cluster_used}, {_address(key) for key in local_used}
 
 
-def test_ready_endpoints_serve_the_whole_cluster_and_local_ready_endpoints_serve_local_traffic() -> None:
-    assert _choose(endpoint(HERE), endpoint(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE})
-
-
-def test_a_service_port_without_endpoints_has_no_real_servers() -> None:
-    assert _choose() == (set(), set())
-
-
-def test_endpoints_that_are_neither_ready_nor_serving_are_not_used() -> None:
-    assert _choose(dead(HERE), dead(THERE, OTHER_NODE)) == (set(), set())
-
-
-def test_an_unready_endpoint_that_is_not_terminating_is_never_used_as_last_resort() -> None:
-    assert _choose(endpoint(HERE, ready=False, serving=True)) == (set(), set())
-
-
-def test_a_terminating_endpoint_that_serves_is_used_only_if_no_endpoint_is_ready() -> None:
-    assert _choose(draining(HERE), endpoint(THERE, OTHER_NODE)) == ({THERE}, {HERE})
-    assert _choose(endpoint(HERE), draining(HERE_TOO), draining(THERE, OTHER_NODE)) == ({HERE}, {HERE})
-    assert _choose(draining(HERE), draining(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE})
+@pytest.mark.parametrize(
+    ("endpoints", "cluster", "local"),
+    [
+        pytest.param([], set(), set(), id="no endpoint"),
+        pytest.param([endpoint(HERE), endpoint(THERE, OTHER_NODE)], {HERE, THERE}, {HERE}, id="all ready"),
+        pytest.param([dead(HERE), dead(THERE, OTHER_NODE)], set(), set(), id="neither ready nor serving"),
+        pytest.param([endpoint(HERE, ready=False, serving=True)], set(), set(), id="unready but not terminating"),
+        pytest.param([draining(HERE), endpoint(THERE, OTHER_NODE)], {THERE}, {HERE}, id="only this node's terminating"),
+        pytest.param([endpoint(HERE), draining(HERE_TOO), draining(THERE, OTHER_NODE)], {HERE}, {HERE}, id="one ready"),
+        pytest.param([draining(HERE), draining(THERE, OTHER_NODE)], {HERE, THERE}, {HERE}, id="all terminating"),
+    ],
+)
+def test_a_terminating_endpoint_that_serves_is_used_only_if_no_endpoint_is_ready(
+    endpoints: list[Endpoint], cluster: set[str], local: set[str]
+) -> None:
+    assert _choose(*endpoints) == (cluster, local)
 
 
 NEAR, FAR = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
@@ -153,17 +149,6 @@ def test_external_traffic_with_policy_local_goes_to_all_endpoints_only_if_this_n
         choice = topology.choose_routes(dict(pairs), THIS_NODE, "", internal_local=False, external_local=True)
         assert choice.external.weights.keys() == expected
         assert choice.internal.weights.keys() == dict(pairs).keys()
-
-
-def test_nodes_have_different_orders_of_real_servers_and_each_order_is_stable() -> None:
-    keys = [builders.backend(f"10.244.0.{number}") for number in (1, 2, 3)]
-    orders = {
-        tuple(topology.in_order(permutation, f"node-{number}"))
-        for number in range(20)
-        for permutation in itertools.permutations(keys)
-    }
-    assert 3 <= len(orders) <= 6
-    assert all(sorted(order) == keys for order in orders)
 
 
 def test_each_real_server_comes_first_on_an_equal_share_of_nodes_whatever_its_address() -> None:
