@@ -70,19 +70,6 @@ def test_excluded_ranges_protect_only_virtual_servers_of_their_own_family(ranges
 
 
 @pytest.mark.checklist(73)
-def test_real_servers_of_an_excluded_virtual_server_are_never_drained() -> None:
-    excluded = builders.frontend("198.51.100.7", 80)
-    kernel = simulation.new_kernel()
-    kernel.virtual_servers[excluded] = examples.observed({ONE: 0, TWO: 1})
-    kernel.device = True
-    kernel.addresses.add(excluded.address)
-    node = simulation.SimulatedNode(kernel, excluded=("198.51.100.0/24",))
-    node.sync()
-    node.observe()
-    node.sync(after_s=1000)
-    assert weights(node, excluded) == {ONE: 0, TWO: 1}
-
-
 def test_an_excluded_virtual_server_is_served_while_it_is_desired_and_not_touched_afterwards() -> None:
     excluded = builders.frontend("198.51.100.7", 80)
     node = simulation.SimulatedNode(excluded=("198.51.100.0/24",))

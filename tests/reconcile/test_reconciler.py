@@ -19,7 +19,7 @@ from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests.reconcile import examples, simulation
-from tests.reconcile.serving import DNS_FLOW, KEY, ONE, TWO, dns, draining, kinds, running, web, weights
+from tests.reconcile.serving import KEY, ONE, TWO, dns, draining, kinds, running, web, weights
 from tests.support import builders
 
 
@@ -86,38 +86,17 @@ def test_an_address_is_bound_once_for_all_ports_and_removed_together_with_the_la
 
 
 @pytest.mark.checklist(72)
-def test_a_deleted_service_leaves_no_objects_behind_and_its_virtual_server_is_removed_first() -> None:
+def test_a_deleted_service_leaves_no_objects_behind_and_its_virtual_server_goes_first_and_its_rules_last() -> None:
     node = running("10.244.0.1")
-    node.remove("web")
-    gone = [operation for operation in node.sync() if operation.verb is Verb.REMOVE]
-    assert [kind.__name__ for _, kind in kinds(gone)] == ["VirtualServer", "SetEntries", "BoundAddresses"]
-    assert (node.kernel.virtual_servers, node.kernel.addresses) == ({}, set())
-    assert not any(ip_set.entries for ip_set in node.kernel.sets.values())
-
-
-def test_rules_are_added_before_the_virtual_server_and_removed_after_the_last_entry_of_their_set() -> None:
-    node = running()
     before = dict(node.kernel.chains[Family.IPV4])
     node.remove("web")
-    assert [kind.__name__ for _, kind in kinds(node.sync())] == ["VirtualServer", "SetEntries", "BoundAddresses", "Skeleton"]
+    done = node.sync()
+    gone = [operation for operation in done if operation.verb is Verb.REMOVE]
+    assert [kind.__name__ for _, kind in kinds(gone)] == ["VirtualServer", "SetEntries", "BoundAddresses"]
+    assert (type(done[0].item), type(done[-1].item)) == (VirtualServer, Skeleton)
+    assert (node.kernel.virtual_servers, node.kernel.addresses) == ({}, set())
+    assert not any(ip_set.entries for ip_set in node.kernel.sets.values())
     assert node.kernel.chains[Family.IPV4] != before
-
-
-def test_two_services_that_desire_one_address_and_port_do_not_alternate() -> None:
-    for names in (("old", "young"), ("young", "old")):
-        node = simulation.SimulatedNode()
-        endpoints = {"old": "10.244.0.1", "young": "10.244.0.2"}
-        created_s = {"old": 1.0, "young": 2.0}
-        for name in names:
-            node.put(*web(endpoints[name], name=name, created_s=created_s[name]))
-        node.sync()
-        assert weights(node) == {ONE: 1}
-        node.put(*web(endpoints["young"], name="young", created_s=2.0))
-        assert not node.plan()
-        node.remove("old")
-        node.sync()
-        assert weights(node) == {TWO: 1}
-        assert not any(operation.verb is Verb.REMOVE for operation in node.applied if isinstance(operation.item, VirtualServer))
 
 
 def test_a_plan_limited_to_additions_removes_nothing() -> None:
@@ -253,18 +232,6 @@ def test_existing_real_servers_stay_observed_when_all_desired_real_servers_are_a
 
 
 # Flows.
-
-
-@pytest.mark.checklist(102)
-def test_tracked_flows_of_a_removed_endpoint_are_cleaned_and_other_flows_stay() -> None:
-    node = simulation.SimulatedNode()
-    one, two = (builders.backend(address, 53) for address in ("10.244.0.1", "10.244.0.2"))
-    node.put(*dns("10.244.0.1", "10.244.0.2"))
-    node.sync()
-    node.kernel.flows[DNS_FLOW] = {one: 3, two: 4}
-    node.put(*dns("10.244.0.2"))
-    assert node.sync()[-1] == Operation(Verb.REMOVE, FlowCleaning(DNS_FLOW, frozenset({two})))
-    assert node.kernel.flows[DNS_FLOW] == {two: 4}
 
 
 @pytest.mark.checklist(102)

@@ -71,22 +71,15 @@ def test_changing_or_removing_an_annotation_edits_kernel_objects_in_place(values
     assert not after.thresholds
 
 
-def test_a_real_server_with_a_chosen_weight_of_zero_stays_even_without_connections() -> None:
-    node = running(web(weights=FAR_ZERO))
-    assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
-    node.sync(after_s=3600)
-    node.restart()
-    node.sync(after_s=3600)
-    assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
-    assert node.reconciler.survey.draining == 0
-
-
-def test_an_endpoint_that_gets_a_chosen_weight_of_zero_is_not_removed_in_the_same_sync() -> None:
+def test_an_endpoint_that_gets_a_chosen_weight_of_zero_stays_even_without_connections() -> None:
     node = running(builders.service())
     node.put(web(weights=FAR_ZERO), pods())
     assert not any(one.item.drains for one in node.plan() if isinstance(one.item, RealServers))
-    node.sync(after_s=3600)
-    assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
+    for _ in range(2):
+        node.sync(after_s=3600)
+        assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
+        assert node.reconciler.survey.draining == 0
+        node.restart()
 
 
 def test_an_endpoint_with_a_chosen_weight_of_zero_is_drained_when_it_is_removed() -> None:
@@ -145,16 +138,6 @@ def test_drift_of_flags_weights_and_thresholds_is_repaired() -> None:
     assert repaired.settings.flags == SCHEDULER_FALLBACK
     assert repaired.real_servers == {ONE: 3, TWO: 3}
     assert repaired.thresholds == {ONE: Thresholds(10), TWO: Thresholds(10)}
-
-
-def test_thresholds_that_were_removed_from_a_service_while_no_process_ran_are_removed_from_the_kernel() -> None:
-    node = running(web(thresholds=Thresholds(10)))
-    node.states.clear()
-    node.restart()
-    node.put(builders.service(), pods())
-    node.sync()
-    server = node.kernel.virtual_servers[KEY]
-    assert (server.settings.flags, server.thresholds) == (0, None)
 
 
 def test_thresholds_of_a_removed_real_server_are_forgotten() -> None:

@@ -43,13 +43,6 @@ def test_a_real_server_that_returns_while_draining_gets_its_weight_back_and_is_n
     assert len(node.reconciler._drains) == 0
 
 
-def test_after_the_deadline_a_real_server_is_removed_together_with_its_connections() -> None:
-    node = draining(drain_deadline_s=60)
-    assert node.sync(after_s=59) == []
-    assert node.sync(after_s=1) == [removal(ONE)]
-    assert node.reconciler.next_s() is None
-
-
 def test_a_changed_deadline_of_the_node_applies_at_once_to_drains_that_have_already_begun() -> None:
     node = draining(drain_deadline_s=600)
     node.sync(after_s=100)
@@ -57,15 +50,6 @@ def test_a_changed_deadline_of_the_node_applies_at_once_to_drains_that_have_alre
     assert node.sync() == []
     assert node.reconciler.next_s() == node.now + 1
     assert node.sync(after_s=1) == [removal(ONE)]
-
-
-def test_a_drain_whose_connections_cannot_be_counted_continues() -> None:
-    node = draining()
-    del node.kernel.connection_counts[KEY, ONE]
-    node.kernel.unreadable = {"connections"}
-    assert node.sync(after_s=10) == []
-    node.kernel.unreadable = set()
-    assert node.sync(after_s=10) == [removal(ONE)]
 
 
 def test_removing_a_virtual_server_ends_its_drains() -> None:
@@ -92,14 +76,6 @@ def test_a_real_server_that_a_former_process_was_draining_gets_its_weight_back_w
     node.restart()
     node.sync()
     assert weights(node) == {ONE: 1}
-
-
-def test_a_weight_that_was_changed_by_hand_is_repaired() -> None:
-    node = draining()
-    weights(node).update({ONE: 4, TWO: 0})
-    node.observe()
-    assert set(node.sync()) == {set_weight(ONE, 0), set_weight(TWO, 1)}
-    assert len(node.reconciler._drains) == 1
 
 
 def test_a_real_server_that_is_desired_or_has_a_weight_is_not_draining() -> None:

@@ -12,7 +12,7 @@ from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServerSettings
 from ipvsproxy.reconcile import observation
 from tests.reconcile import examples, simulation
-from tests.reconcile.serving import KEY, ONE, TWO, dns, kinds, running, web, weights
+from tests.reconcile.serving import KEY, ONE, TWO, dns, kinds, running, web
 from tests.support import builders
 
 
@@ -39,26 +39,6 @@ def test_removals_and_additions_by_other_programs_are_reverted() -> None:
     assert not node.plan()
 
 
-def test_a_device_that_was_removed_is_restored_with_its_addresses() -> None:
-    node = running("10.244.0.1")
-    node.kernel.device = False
-    node.kernel.addresses.clear()
-    node.observe()
-    assert [kind.__name__ for _, kind in kinds(node.sync())] == ["Device", "BoundAddresses"]
-
-
-def test_a_vanished_virtual_server_is_restored_completely_when_an_answer_shows_its_absence() -> None:
-    node = running("10.244.0.1")
-    del node.kernel.virtual_servers[KEY]
-    node.put(*web("10.244.0.1", "10.244.0.2"))
-    node.sync()
-    assert node.has_failed
-    node.observe()
-    node.sync(after_s=1)
-    assert weights(node) == {ONE: 1, TWO: 1}
-    assert not node.plan()
-
-
 def test_the_repair_of_returning_drift_is_delayed_but_a_changed_desired_value_is_written_at_once() -> None:
     node = running("10.244.0.1")
     for _ in range(observation.FREE_HEALS + 1):
@@ -79,6 +59,20 @@ def test_the_repair_of_returning_drift_is_delayed_but_a_changed_desired_value_is
     node.now += observation.CALM_S
     node.observe()
     assert not node.reconciler._drifts, "what was calm for long is forgotten"
+
+
+def test_delayed_drift_does_not_wake_the_loop_if_the_object_is_no_longer_desired() -> None:
+    node = running("10.244.0.1")
+    for _ in range(observation.FREE_HEALS + 1):
+        node.now += 10
+        del node.kernel.virtual_servers[KEY]
+        node.observe()
+        node.sync()
+    assert KEY not in node.kernel.virtual_servers
+    assert node.reconciler.next_s() == node.now + observation.FIRST_PATIENCE_S
+    node.remove("web")
+    node.sync(after_s=observation.FIRST_PATIENCE_S + 1)
+    assert node.reconciler.next_s() is None
 
 
 def _break_everything(node: simulation.SimulatedNode) -> None:

@@ -123,16 +123,6 @@ def test_failed_real_servers_are_retried_at_once_when_their_virtual_server_gets_
     assert (Verb.ADD, RealServers) in kinds(node.plan())
 
 
-def test_an_operation_that_succeeds_after_a_failure_does_not_wake_the_loop() -> None:
-    node = simulation.SimulatedNode()
-    node.put(*web("10.244.0.1"))
-    failing = node.plan()[-1]
-    at_once(node.reconciler.settling([Outcome(failing, "out of memory", errno.ENOMEM)], node.now))
-    assert node.reconciler.next_s() == node.now + 1
-    at_once(node.reconciler.settling([Outcome(failing)], node.now + 1))
-    assert node.reconciler.next_s() is None
-
-
 def test_real_servers_wait_for_a_failed_virtual_server_and_are_added_together_with_it() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=2)
@@ -143,6 +133,7 @@ def test_real_servers_wait_for_a_failed_virtual_server_and_are_added_together_wi
     assert node.sync(after_s=1.9) == []
     node.sync(after_s=0.1)
     assert weights(node) == {ONE: 1}
+    assert node.reconciler.next_s() is None
 
 
 def test_a_real_server_whose_virtual_server_vanished_waits_no_longer_than_the_first_delay() -> None:
