@@ -11,9 +11,9 @@ import importlib.metadata
 import os
 import pathlib
 import signal
-import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import structlog
@@ -41,7 +41,7 @@ from ipvsproxy.model.rules import Backend, InterfaceMatch, Rule, Verdict
 from ipvsproxy.translate.skeleton import SCOPE_CHAINS
 from ipvsproxy.translate.translation_settings import LocalMode
 from tests.config import loading
-from tests.support import api_server, builders, memory_node
+from tests.support import api_server, builders, loopback, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.left_rules import Tables
 from tests.support.left_tables import MemoryTables
@@ -52,6 +52,7 @@ kind: Service
 metadata: {name: web}
 spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
 """
+Refused = Callable[..., list[str]]
 PROGRAM = Program((1, 8, 9), "nf_tables")
 CHOICE = VariantChoice(COMMANDS, Variant.NF_TABLES, "it is the variant in PATH")
 
@@ -75,14 +76,10 @@ class Kernel(FakeKernel):
         self.traffic = self
         self.backend = Backend.IPTABLES
         self.rules_changes = None
-        self.inherited: list[Family] = []
-        self.removed_beside: list[Backend] = []
-        """The backend in use at each removal of objects of the other backend."""
         self.on_other_removed: Callable[[], None] = lambda: None
 
     def remove_other_backend(self) -> Collection[str]:
         assert all(self.chains.values()), "only once the rules are in force"
-        self.removed_beside.append(self.backend)
         self.on_other_removed()
         return ()
 
@@ -91,7 +88,6 @@ class Kernel(FakeKernel):
 
     def inherit_sets(self, families: Iterable[Family]) -> int:
         assert not self.audits, "before the first reading"
-        self.inherited += families
         return 0
 
     def has_ipv6(self) -> bool:
@@ -152,6 +148,24 @@ def configured(*flags: str) -> Config:
     return dataclasses.replace(config, servers=Servers(health=None, metrics=None))
 
 
+def run(config: Config) -> int:
+    """Serve with a configuration that never changes."""
+    return app.run(config, lambda: config)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def serve_once(kernel: Kernel, directory: pathlib.Path, *flags: str) -> list[MutableMapping[str, Any]]:
+    """Serve one Service until its objects are about to be programmed, and return what was logged."""
+    (directory / "web.yaml").write_text(MANIFEST)
+    kernel.on_apply = stop
+    with structlog.testing.capture_logs() as logged:
+        assert run(configured(f"--manifests={directory}", *flags)) == 0
+    return logged
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_ends_the_program_and_leaves_the_kernel_unchanged(
     kernel: Kernel, tmp_path: pathlib.Path, number: signal.Signals
@@ -168,27 +182,21 @@ def test_a_missing_node_object_is_logged_once(
     kernel: Kernel, tmp_path: pathlib.Path, node_name: str, expected: list[str]
 ) -> None:
     (tmp_path / "node.yaml").write_text("{apiVersion: v1, kind: Node, metadata: {name: node-a}}")
-    (tmp_path / "web.yaml").write_text(MANIFEST)
-    kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    with structlog.testing.capture_logs() as logged:
-        assert run(configured(f"--manifests={tmp_path}", f"--hostname-override={node_name}")) == 0
+    logged = serve_once(kernel, tmp_path, f"--hostname-override={node_name}")
     assert [line["node"] for line in logged if line["event"] == "load_balancers_turned_away"] == expected
 
 
 def test_a_configuration_whose_addresses_do_not_cover_a_served_family_is_logged_at_the_start(
     kernel: Kernel, tmp_path: pathlib.Path
 ) -> None:
-    (tmp_path / "web.yaml").write_text(MANIFEST)
-    kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    with structlog.testing.capture_logs() as logged:
-        assert run(configured(f"--manifests={tmp_path}", "--nodeport-addresses=192.0.2.0/24")) == 0
+    logged = serve_once(kernel, tmp_path, "--nodeport-addresses=192.0.2.0/24")
     notices = [line["notice"] for line in logged if line["event"] == "configuration_notice"]
     assert notices == ["nodePortAddresses has no range of IPv6, which this node serves"]
 
 
 def test_a_program_that_is_stopped_while_it_waits_ends_with_success(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve_nothing(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        stop()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(directory.DirectorySource, "run", serve_nothing)
@@ -200,10 +208,7 @@ def test_a_program_that_is_stopped_while_it_waits_ends_with_success(kernel: Kern
 def test_a_scheduler_that_is_missing_from_the_kernel_is_logged_and_replaced(
     kernel: Kernel, tmp_path: pathlib.Path, made: list[health.Status], configured_scheduler: str
 ) -> None:
-    (tmp_path / "web.yaml").write_text(MANIFEST)
-    kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    with structlog.testing.capture_logs() as logged:
-        assert run(configured(f"--manifests={tmp_path}", f"--ipvs-scheduler={configured_scheduler}")) == 0
+    logged = serve_once(kernel, tmp_path, f"--ipvs-scheduler={configured_scheduler}")
     is_replaced = configured_scheduler == "nosuch"
     used = "rr" if is_replaced else configured_scheduler
     (starting,) = (entry for entry in logged if entry["event"] == "starting")
@@ -218,10 +223,8 @@ def test_a_scheduler_that_is_missing_from_the_kernel_is_logged_and_replaced(
 def test_our_rules_guard_a_tunnel_device_that_an_earlier_process_may_have_left_up(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, is_restored: bool
 ) -> None:
-    (tmp_path / "web.yaml").write_text(MANIFEST)
     monkeypatch.setattr(requirements, "end_direct_return", lambda _: is_restored)
-    kernel.on_apply = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    assert run(configured(f"--manifests={tmp_path}")) == 0
+    serve_once(kernel, tmp_path)
     drop = Rule(interface=InterfaceMatch("tunl0"), target=Verdict.DROP)
     assert kernel.chains[Family.IPV4].get(SCOPE_CHAINS[0]) == (None if is_restored else (drop,))
 
@@ -238,7 +241,7 @@ def test_host_ports_with_precedence_over_services_are_logged_once_until_an_audit
         assert variants == dict.fromkeys(Family, "nf_tables")
         told.append([*made[0].notices])
         if not answers:
-            os.kill(os.getpid(), signal.SIGTERM)
+            stop()
             return ()
         answer = answers.pop(0)
         if isinstance(answer, KernelError):
@@ -256,11 +259,6 @@ def test_host_ports_with_precedence_over_services_are_logged_once_until_an_audit
         ("host_ports_no_longer_before_services", None),
     ]
     assert "--rules-backend=nftables" in lines[0]["hint"]
-
-
-def run(config: Config) -> int:
-    """Serve with a configuration that never changes."""
-    return app.run(config, lambda: config)
 
 
 FILE = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\nhostnameOverride: node-a\n"
@@ -286,7 +284,7 @@ def test_a_failed_reload_of_the_configuration_changes_nothing_and_is_retried(
         if fresh.exists():
             fresh.rename(path)
         if any(server.settings.scheduler == "wlc" for server in kernel.virtual_servers.values()):
-            os.kill(os.getpid(), signal.SIGTERM)
+            stop()
         return outcomes
 
     def read() -> Config:
@@ -318,97 +316,53 @@ def test_a_failed_reload_of_the_configuration_changes_nothing_and_is_retried(
     assert [line["applied"] for line in logged if line["event"] == "configuration_changed"] == [failed["settings"]]
 
 
-def refusal(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The sentences that a program prints if it cannot start."""
-    assert run(config) == lifecycle.CANNOT_START
-    lines = capsys.readouterr().err.splitlines()
-    assert all(line.startswith("ipvsproxy: ") for line in lines)
-    assert lines[-1] == "ipvsproxy: nothing was programmed"
-    return [line.removeprefix("ipvsproxy: ") for line in lines[:-1]]
+@pytest.fixture
+def refusal(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Starts a program with more flags; returns the sentences that the program prints because it cannot start."""
+
+    def start(*flags: str) -> list[str]:
+        assert run(configured(f"--manifests={tmp_path}", *flags)) == lifecycle.CANNOT_START
+        lines = capsys.readouterr().err.splitlines()
+        assert all(line.startswith("ipvsproxy: ") for line in lines)
+        assert lines[-1] == "ipvsproxy: nothing was programmed"
+        return [line.removeprefix("ipvsproxy: ") for line in lines[:-1]]
+
+    return start
 
 
-def test_the_program_does_not_start_on_a_kernel_without_any_usable_scheduler(
-    kernel: Kernel, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
+def test_the_program_does_not_start_on_a_kernel_without_any_usable_scheduler(kernel: Kernel, refusal: Refused) -> None:
     kernel.schedulers = frozenset()
-    config = configured(f"--manifests={tmp_path}", "--ipvs-scheduler=nosuch")
-    assert refusal(config, capsys) == ["no scheduler nosuch", "no scheduler rr"]
-    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["no scheduler rr"]
-
-
-@pytest.mark.checklist(95)
-def test_the_program_does_not_start_on_a_kernel_that_refuses_virtual_servers(
-    kernel: Kernel, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> str:
-        raise KernelError(action="list the virtual servers", errno=errno.EPERM)
-
-    monkeypatch.setattr(Kernel, "why_unusable", fail)
-    monkeypatch.setattr(requirements, "DELAYS_S", (0.01,))
-    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["list the virtual servers: Operation not permitted"]
-
-
-def test_a_missing_manifest_directory_is_reported(
-    kernel: Kernel, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    missing = tmp_path / "missing"
-    assert refusal(configured(f"--manifests={missing}"), capsys) == [f"--manifests: {missing} is not a directory"]
-    assert kernel.applied == []
-
-
-def test_the_program_waits_for_an_api_server_that_does_not_answer(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(source, "PATIENCE_S", 1.0)
-
-    def stop(sentence: str) -> None:
-        assert sentence.startswith("no complete list of Services, EndpointSlices, Nodes within 1 s from API server ")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(source, "log_silence", stop)
-    assert run(configured(f"--kubeconfig={kubeconfig}")) == 0
-    assert kernel.applied == []
+    assert refusal("--ipvs-scheduler=nosuch") == ["no scheduler nosuch", "no scheduler rr"]
+    assert refusal() == ["no scheduler rr"]
 
 
 def test_a_start_removes_a_leftover_address_of_an_api_server_that_does_not_answer(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, made: list[health.Status]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{port}")
+    (port,) = loopback.free_ports(1)
+    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://{loopback.HOST}:{port}")
     monkeypatch.setattr(source, "PATIENCE_S", 0.5)
-    address, other = builders.addresses("127.0.0.1", "203.0.113.5")
+    address, other = builders.addresses(loopback.HOST, "203.0.113.5")
     kernel.device = True
     kernel.addresses |= {address, other}
-    notices: list[str] = []
-
-    def stop(statuses: Iterable[str]) -> None:
-        notices.extend(statuses)
-        os.kill(os.getpid(), signal.SIGTERM)
-
     given_up = app._Node._give_up_api_servers
 
     async def give_up_and_stop(node: Any, *arguments: Any) -> None:
         await given_up(node, *arguments)
-        stop(node._status.notices)
+        stop()
 
     monkeypatch.setattr(app._Node, "_give_up_api_servers", give_up_and_stop)
     with structlog.testing.capture_logs() as logs:
         assert run(configured(f"--kubeconfig={kubeconfig}")) == 0
-    assert [str(one) for one in kernel.applied] == ["remove address 127.0.0.1"]
+    removal = f"remove address {loopback.HOST}"
+    assert [str(one) for one in kernel.applied] == [removal]
     assert kernel.addresses == {other}
-    assert [line["done"] for line in logs if line["event"] == "api_server_address_given_up"] == [["remove address 127.0.0.1"]]
-    assert notices == [app.API_SERVER_HIDDEN]
+    assert [line["done"] for line in logs if line["event"] == "api_server_address_given_up"] == [[removal]]
+    assert [*made[0].notices] == [app.API_SERVER_HIDDEN]
 
 
 def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: pathlib.Path) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    kernel.on_apply = fail
+    kernel.on_apply = Mock(side_effect=ZeroDivisionError)
     with pytest.raises(ZeroDivisionError):
         run(configured(f"--manifests={tmp_path}"))
 
@@ -416,10 +370,7 @@ def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: path
 def test_an_address_in_use_ends_the_program_if_bind_address_hard_fail_is_set(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def serve(*_: object, **__: object) -> None:
-        raise server.BindError("127.0.0.1:10256 is taken")
-
-    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(server, "serve", AsyncMock(side_effect=server.BindError("127.0.0.1:10256 is taken")))
     config = loading.from_flags("--hostname-override=node-a", f"--manifests={tmp_path}", "--bind-address-hard-fail")
     assert run(config) == lifecycle.FAILED
     assert "ipvsproxy: 127.0.0.1:10256 is taken\n" in capsys.readouterr().err
@@ -434,15 +385,10 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(log, "set_up", lambda **_: None)
     monkeypatch.setattr(host, "missing_privileges", lambda **_: ())
     monkeypatch.setattr(host, "load_modules", lambda *_: "")
-    monkeypatch.setattr(host, "missing_features", tuple)
-    monkeypatch.setattr(host, "missing_set_types", tuple)
-    monkeypatch.setattr(host, "missing_settings", tuple)
-
-    def make(*_: object, **__: object) -> Kernel:
-        return Kernel()
-
+    for check in ("missing_features", "missing_set_types", "missing_settings"):
+        monkeypatch.setattr(host, check, tuple)
     monkeypatch.setattr(requirements, "DELAYS_S", (0.001,))
-    monkeypatch.setattr(requirements, "NodeKernel", make)
+    monkeypatch.setattr(requirements, "NodeKernel", lambda *_, **__: Kernel())
     monkeypatch.setattr(requirements, "only_instance", contextlib.nullcontext)
     monkeypatch.setattr(iptables_variant, "choose", lambda _: CHOICE)
     return monkeypatch
@@ -453,57 +399,48 @@ MISSING = (host.Missing("it is not there", "get it"),)
 
 @pytest.mark.parametrize("what", ["missing_privileges", "missing_features", "missing_set_types", "missing_settings"])
 def test_a_missing_requirement_is_reported_with_its_remedy_and_any_message_of_modprobe(
-    bare: pytest.MonkeyPatch, what: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    bare: pytest.MonkeyPatch, what: str, refusal: Refused
 ) -> None:
     modprobe = "modprobe says: it finds no module ip_vs"
     bare.setattr(host, what, lambda **_: MISSING)
     bare.setattr(host, "load_modules", lambda *_: modprobe)
-    reported = ["it is not there: get it", *[modprobe] * (what == "missing_features")]
-    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == reported
+    assert refusal() == ["it is not there: get it", *[modprobe] * (what == "missing_features")]
 
 
-def test_a_kernel_that_cannot_be_opened_is_reported_with_the_reason(
-    bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+NO_SOCKET = KernelError(action="open a netlink socket", errno=errno.EPERM)
+NO_DUMMY = KernelError(action="find kube-ipvs0", errno=errno.EEXIST, detail="kube-ipvs0 is a bridge device: remove it")
+NO_SERVERS = KernelError(action="list the virtual servers", errno=errno.EPERM)
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "sentence"),
+    [
+        pytest.param(f"{requirements.__name__}.NodeKernel", NO_SOCKET, "open a netlink socket: Operation not permitted"),
+        pytest.param(f"{__name__}.Kernel.interface_addresses", NO_DUMMY, "kube-ipvs0 is a bridge device: remove it"),
+        pytest.param(
+            f"{__name__}.Kernel.why_unusable",
+            NO_SERVERS,
+            "list the virtual servers: Operation not permitted",
+            marks=pytest.mark.checklist(95),
+        ),
+    ],
+    ids=["socket", "device", "virtual servers"],
+)
+def test_the_program_does_not_start_on_a_kernel_that_refuses_what_every_node_needs(
+    bare: pytest.MonkeyPatch, refusal: Refused, step: str, error: KernelError, sentence: str
 ) -> None:
-    def make(*_: object, **__: object) -> Kernel:
-        raise KernelError(action="open a netlink socket", errno=errno.EPERM)
-
-    bare.setattr(requirements, "NodeKernel", make)
-    (line,) = refusal(configured(f"--manifests={tmp_path}"), capsys)
-    assert "open a netlink socket" in line
-
-
-def test_a_network_device_of_another_type_with_our_name_is_reported_and_ends_the_program(
-    bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interface_addresses(_: object) -> Sequence[object]:
-        detail = "kube-ipvs0 is a bridge device, not a dummy: remove or rename it"
-        raise KernelError(action="find kube-ipvs0", errno=errno.EEXIST, detail=detail)
-
-    bare.setattr(Kernel, "interface_addresses", interface_addresses)
-    expected = ["kube-ipvs0 is a bridge device, not a dummy: remove or rename it"]
-    assert refusal(configured(f"--manifests={tmp_path}"), capsys) == expected
-
-
-class Iptables:
-    """An iptables driver that cannot write rules of these families."""
-
-    def __init__(self, refusals: Mapping[Family, Refusal]) -> None:
-        self._refusals = refusals
-
-    def try_writing(self, family: Family) -> Refusal | None:
-        return self._refusals.get(family)
-
-    def program(self, family: Family) -> Program:
-        return PROGRAM
+    bare.setattr(requirements, "usable_programs", lambda _: dict.fromkeys(Family, PROGRAM))
+    bare.setattr(step, Mock(side_effect=error))
+    assert refusal() == [sentence]
 
 
 NO_TABLE, NOT_INSTALLED = (Refusal(reason, is_certain=True) for reason in ("refuses rules", "is not installed"))
 
 
 def kernel_with(refusals: Mapping[Family, Refusal]) -> Any:
+    """A kernel whose iptables driver cannot write rules of these families."""
     kernel: Any = Kernel()
-    kernel.rules = Iptables(refusals)
+    kernel.rules = Mock(try_writing=refusals.get, program=lambda _: PROGRAM)
     return kernel
 
 
@@ -566,22 +503,15 @@ def test_a_family_whose_rules_cannot_be_written_at_the_start_is_still_served() -
 
 async def test_a_step_of_the_start_that_fails_once_is_retried(bare: pytest.MonkeyPatch) -> None:
     bare.setattr(requirements, "DELAYS_S", (0.001, 0.001))
-    errors = [KernelError(action="list addresses", errno=errno.ENOBUFS)] * 2
-
-    async def ask() -> str:
-        if errors:
-            raise errors.pop()
-        return "answered"
-
+    error = KernelError(action="list addresses", errno=errno.ENOBUFS)
+    ask = AsyncMock(side_effect=[error, error, "answered"])
     with structlog.testing.capture_logs() as logs:
         assert await requirements.until_answered(ask) == "answered"
     assert [line["event"] for line in logs] == ["start_step_failed"] * 2
 
 
 async def test_a_step_of_the_start_that_keeps_failing_ends_the_program_with_the_reason(bare: pytest.MonkeyPatch) -> None:
-    async def ask() -> str:
-        raise KernelError(action="list addresses", errno=errno.ENOMEM)
-
+    ask = AsyncMock(side_effect=KernelError(action="list addresses", errno=errno.ENOMEM))
     with pytest.raises(CannotStartError, match="list addresses: Cannot allocate memory"):
         await requirements.until_answered(ask)
 
@@ -614,12 +544,9 @@ def test_health_shows_objects_of_the_unused_backend_that_cannot_be_removed(
             super().synced(summary)
             told.append(list(self.leftovers()))
             if told[-1]:
-                os.kill(os.getpid(), signal.SIGTERM)
+                stop()
 
-    def resist() -> None:
-        raise KernelError(action="remove the table", detail="busy")
-
-    kernel.on_other_removed = resist
+    kernel.on_other_removed = Mock(side_effect=KernelError(action="remove the table", detail="busy"))
     monkeypatch.setattr(app, "Status", Status)
     (tmp_path / "web.yaml").write_text(MANIFEST)
     assert run(configured(f"--manifests={tmp_path}")) == 0
