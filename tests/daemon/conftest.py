@@ -1,6 +1,9 @@
-"""Fixtures for tests that run the whole program inside the process of the tests."""
+"""Fixtures for tests that run the whole program inside the process of the tests, and for tests that read its log."""
+
+from collections.abc import Callable, Iterator
 
 import pytest
+import structlog
 
 from ipvsproxy.daemon.process import lifecycle
 
@@ -12,3 +15,20 @@ def _no_forced_end(monkeypatch: pytest.MonkeyPatch) -> None:
     If this time were short, a program on a busy machine would end the process of the tests by force.
     """
     monkeypatch.setattr(lifecycle, "STOP_WITHIN_S", 600.0)
+
+
+@pytest.fixture
+def read(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], list[str]]]:
+    """The lines written to standard error since the last call of this function.
+
+    When the test ends, the logging configuration of the process is restored.
+    """
+    before = structlog.get_config()
+
+    def lines() -> list[str]:
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        return captured.err.splitlines(keepends=True)
+
+    yield lines
+    structlog.configure(**before)

@@ -1,10 +1,10 @@
 """Covers how changes of interfaces and addresses by other programs reach the loop."""
 
 import asyncio
-import contextlib
 import errno
 import socket
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +12,7 @@ from ipvsproxy.daemon import app
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.network import notify
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
-from tests.support.fake_kernel import FakeKernel
+from tests.support.following import running_task
 
 
 class Listener:
@@ -43,26 +43,6 @@ class Listener:
         self._writing.close()
 
 
-class Calls:
-    """An engine that records the calls of its methods."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.arrived = asyncio.Event()
-
-    def kernel_changed(self) -> None:
-        self.calls.append("kernel")
-        self.arrived.set()
-
-    def interfaces_changed(self) -> None:
-        self.calls.append("interfaces")
-        self.arrived.set()
-
-
-NODE = FakeKernel()
-NODE.ports = set()  # type: ignore[attr-defined]  # the real kernel has this attribute
-
-
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
     listener = Listener()
@@ -72,23 +52,18 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
 
 @pytest.mark.parametrize(
     ("change", "expected"),
-    [
-        (notify.Change.OTHER_ADDRESSES, "interfaces"),
-        (notify.Change.OURS, "kernel"),
-    ],
+    [(notify.Change.OTHER_ADDRESSES, "interfaces_changed"), (notify.Change.OURS, "kernel_changed")],
 )
 async def test_a_change_by_another_program_causes_the_loop_to_read_the_kernel(
     listener: Listener, change: notify.Change, expected: str
 ) -> None:
-    engine = Calls()
-    following = asyncio.create_task(app.follow_interfaces(engine, NODE, ROUTE_PROTOCOL))  # type: ignore[arg-type]  # fake objects are passed
-    listener.changes = [change]
-    listener.wake()
-    await engine.arrived.wait()
-    following.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await following
-    assert engine.calls == [expected]
+    engine, arrived = Mock(), asyncio.Event()
+    engine.kernel_changed.side_effect = engine.interfaces_changed.side_effect = arrived.set
+    async with running_task(app.follow_interfaces(engine, (), ROUTE_PROTOCOL)):
+        listener.changes = [change]
+        listener.wake()
+        await arrived.wait()
+    assert [name for name, *_ in engine.mock_calls] == [expected]
     assert listener.is_closed
 
 
@@ -96,5 +71,5 @@ async def test_a_broken_netlink_listener_ends_the_process(listener: Listener) ->
     listener.is_broken = True
     listener.wake()
     with pytest.raises(KernelError, match="listen for changes"):
-        await app.follow_interfaces(Calls(), NODE, ROUTE_PROTOCOL)  # type: ignore[arg-type]  # fake objects are passed
+        await app.follow_interfaces(Mock(), (), ROUTE_PROTOCOL)
     assert listener.is_closed

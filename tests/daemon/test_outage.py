@@ -8,13 +8,13 @@ import contextlib
 import json
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
+from unittest.mock import Mock
 
 from ipvsproxy.daemon.loop import reader
 from ipvsproxy.daemon.sources import queries, reflector
 from ipvsproxy.daemon.sources.source import ApiError, Staleness, Trouble
 from ipvsproxy.model.service import ObjectKind
-from tests.support import api_store, builders, memory_node
-from tests.support.following import running_task
+from tests.support import api_store, builders, following, memory_node
 from tests.support.virtual_time import in_virtual_time, loop
 
 HOUR_S = 3600.0
@@ -28,18 +28,10 @@ NODE: api_store.Object = {
 }
 
 
-def service(name: str, number: int) -> api_store.Object:
-    ports = [{"name": "http", "port": 80, "protocol": "TCP"}, {"name": "dns", "port": 53, "protocol": "UDP"}]
-    addresses = [f"10.96.0.{number}", f"fd00:96::{number}"]
-    return {"metadata": {"name": name}, "spec": {"clusterIP": addresses[0], "clusterIPs": addresses, "ports": ports}}
-
-
 def endpoint_slice(service_name: str, address: str) -> api_store.Object:
-    return {
-        "metadata": {"name": f"{service_name}-v4", "labels": {"kubernetes.io/service-name": service_name}},
-        "addressType": "IPv4",
+    return following.endpoint_slice(f"{service_name}-v4", **{"kubernetes.io/service-name": service_name}) | {
         "endpoints": [{"addresses": [address], "conditions": {"ready": True}, "nodeName": "node-a"}],
-        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}, {"name": "dns", "port": 5353, "protocol": "UDP"}],
+        "ports": [{"port": 8080, "protocol": "TCP"}],
     }
 
 
@@ -55,7 +47,7 @@ class Server:
         self._left = asyncio.Event()
 
     def add_service(self, name: str, number: int) -> None:
-        self.store.put(api_store.SERVICES, service(name, number))
+        self.store.put(api_store.SERVICES, following.service(name, f"10.96.0.{number}"))
         self.store.put(api_store.ENDPOINT_SLICES, endpoint_slice(name, f"10.244.0.{number}"))
 
     def leave(self) -> None:
@@ -94,19 +86,6 @@ class Server:
         return next(one for one in api_store.RESOURCES if plain.startswith(f"{one.path}?"))
 
 
-class Silent:
-    """An observer whose methods do nothing."""
-
-    def listed(self, kind: ObjectKind, objects: int) -> None:
-        """As it is."""
-
-    def watching(self, kind: ObjectKind) -> None:
-        """As it is."""
-
-    def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        """As it is."""
-
-
 async def follow(one: reflector.Reflector, here: memory_node.MemoryNode) -> None:
     while True:
         await one.list_and_watch(here.deliver)
@@ -117,17 +96,17 @@ async def test_nothing_is_removed_in_an_hour_without_the_api_server_and_missed_c
     server, here = Server(), memory_node.MemoryNode()
     pace = reflector.WatchPace(now=loop().time, dice=random.Random(5))
     reflectors = {
-        kind: reflector.Reflector(kind, resource, server.connect, Silent(), pace)
+        kind: reflector.Reflector(kind, resource, server.connect, Mock(), pace)
         for kind, resource in queries.watched(builders.THIS_NODE).items()
     }
     stale = Staleness(lambda: {kind: one.status for kind, one in reflectors.items()}, limit_s=STALE_AFTER_S, clock=loop().time)
     async with contextlib.AsyncExitStack() as running:
         await running.enter_async_context(here.running())
         for one in reflectors.values():
-            await running.enter_async_context(running_task(follow(one, here)))
+            await running.enter_async_context(following.running_task(follow(one, here)))
         await here.quiet(1)
         before_outage = memory_node.contents(here.kernel)
-        assert len(here.kernel.virtual_servers) == 4
+        assert len(here.kernel.virtual_servers) == 1
 
         server.leave()
         here.kernel.forget()
@@ -147,5 +126,5 @@ async def test_nothing_is_removed_in_an_hour_without_the_api_server_and_missed_c
         server.add_service("new", 2)
         server.return_()
         await here.quiet(reflector.LONGEST_DELAY_S + 1)
-        assert len(here.kernel.virtual_servers) == 8
+        assert len(here.kernel.virtual_servers) == 2
         assert list(stale.stale()) == []

@@ -17,23 +17,6 @@ from ipvsproxy.daemon.base import log
 Read = Callable[[], list[str]]
 
 
-@pytest.fixture
-def read(capsys: pytest.CaptureFixture[str]) -> Iterator[Read]:
-    """The lines written to standard error since the last call of this function.
-
-    When the test ends, the logging configuration of the process is restored.
-    """
-    before = structlog.get_config()
-
-    def lines() -> list[str]:
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        return captured.err.splitlines(keepends=True)
-
-    yield lines
-    structlog.configure(**before)
-
-
 def logger(**choices: Any) -> structlog.typing.FilteringBoundLogger:
     """Returns a new logger, because the loggers of modules keep the configuration of their first use."""
     log.set_up(**({"json": False, "verbosity": 0} | choices))

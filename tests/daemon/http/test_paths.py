@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Coroutine
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -132,9 +133,7 @@ async def test_health_checks_of_the_metrics_server_are_counted_and_the_delete_me
 
 
 async def test_the_index_page_of_the_metrics_server_links_its_paths() -> None:
-    async def show(_request: server.Request) -> server.Answer:
-        return paths.OK_PAGE
-
+    show = AsyncMock(return_value=paths.OK_PAGE)
     async with _metrics(Node(ui=show)) as port:
         first = (await http_client.ask(port, "/")).body.decode()
         links = re.findall('href="(.*?)">/', first)
@@ -176,23 +175,14 @@ async def test_a_put_request_sets_the_verbosity_only_if_profiling_is_enabled(
 
 
 async def test_the_page_of_the_node_is_served_unless_the_configuration_turns_it_off() -> None:
-    asked: list[str] = []
-
-    async def show(request: server.Request) -> server.Answer:
-        asked.append(request.path)
-        return paths.OK_PAGE
-
+    show = AsyncMock(return_value=paths.OK_PAGE)
     node = Node(ui=show)
-    asked_paths = ("/ui", "/ui/", "/ui/page.js", "/ui/api/node.json")
-    for path in asked_paths:
-        assert (await node.metrics_routes.answer(server.Request(path, {}, {}))).status == 200
-    assert asked == list(asked_paths)
-    assert (await node.metrics_routes.answer(server.Request("/uix", {}, {}))).status == 404
-    node.config = loading.from_flags("--ui=false")
-    for path in asked_paths:
-        assert (await node.metrics_routes.answer(server.Request(path, {}, {}))).status == 404
-    assert (await node.metrics_routes.answer(server.Request("/healthz", {}, {}))).status == 200
-    assert asked == list(asked_paths)
+    requests = [server.Request(path, {}, {}) for path in ("/ui", "/ui/", "/ui/page.js", "/ui/api/node.json", "/uix", "/healthz")]
+    for is_served in (True, False):
+        node.config = loading.from_flags(f"--ui={str(is_served).lower()}")
+        statuses = [(await node.metrics_routes.answer(request)).status for request in requests]
+        assert statuses == [*[200 if is_served else 404] * 4, 404, 200]
+    assert [awaited.args for awaited in show.await_args_list] == [(request,) for request in requests[:4]]
 
 
 NOW_S = 1_795_255_200.25

@@ -157,14 +157,6 @@ async def test_a_total_does_not_fall_when_a_virtual_server_is_removed_or_its_cou
     assert (await scene.scrape())[total] == 156
 
 
-async def test_the_series_of_a_deleted_service_disappear() -> None:
-    scene = Scene(WEB)
-    scene.kernel.counters = {CLUSTER: Counters(1)}
-    assert f"ipvsproxy_service_connections_total{{{HTTP}}}" in await scene.scrape()
-    at_once(scene.reconciler.putting(WEB.name, None))
-    assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in await scene.scrape()
-
-
 async def test_a_service_port_with_a_new_name_gets_a_new_series() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(1)}
@@ -191,6 +183,7 @@ async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown
     samples = await scene.scrape()
     own = 'namespace="default",service="s5",port="",protocol="TCP"'
     assert samples[f"ipvsproxy_service_connections_total{{{own}}}"] == 1
+    assert not any('service="s1"' in name for name in samples)
     assert samples[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
     assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 2
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ipvsproxy.daemon.ui.counters import IDLE_S, MOST_VIEWERS, NAME, REMEMBERED, VIEWER_S, Rates, ServiceRates, Viewers
+from ipvsproxy.daemon.ui.counters import IDLE_S, MOST_VIEWERS, REMEMBERED, VIEWER_S, Rates, ServiceRates, Viewers
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import Counters, VirtualServer, VirtualServerKey, VirtualServerSettings
@@ -126,8 +126,3 @@ def test_the_page_counts_as_unwatched_some_time_after_the_last_request() -> None
     viewers.admit("", 5)
     assert viewers.have_looked(4.5 + IDLE_S)
     assert not viewers.have_looked(5 + IDLE_S)
-
-
-@pytest.mark.parametrize(("name", "is_valid"), [("a" * 32, True), ("a" * 33, False), ("<b>", False)])
-def test_the_name_of_a_viewer_is_short_and_has_only_plain_characters(name: str, *, is_valid: bool) -> None:
-    assert bool(NAME.fullmatch(name)) is is_valid

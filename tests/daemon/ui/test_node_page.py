@@ -125,9 +125,7 @@ BEGAN_S = 1_700_000_000.0
 
 
 def _add(history: History, now: float, connections: int | None) -> None:
-    counted = (
-        None if connections is None else Counters(connections, 2 * connections, 3 * connections, 4 * connections, 5 * connections)
-    )
+    counted = None if connections is None else Counters(*(times * connections for times in range(1, 6)))
     history.add(counted, None, now, BEGAN_S + now)
 
 

@@ -37,6 +37,7 @@ WEB: tuple[ApiObject, ...] = (
     builders.endpoint_slice(*ENDPOINTS),
 )
 SAMPLE_S = counters.SAMPLE_S + 0.1
+"""The counters are read at least once in this time while somebody looks."""
 
 
 def _node(*objects: ApiObject) -> PageNode:
@@ -61,6 +62,14 @@ async def _answer(node: PageNode, path: str, host: str = "localhost", method: st
 async def _refusal(node: PageNode, what: str, **query: str) -> tuple[int, str]:
     answer = await _answer(node, f"/ui/api/{what}.json", **query)
     return answer.status, msgspec.json.decode(answer.body)["error"]
+
+
+async def _watch(node: PageNode, what: str, **query: str) -> dict[str, Any]:
+    """The last of four answers, between which the counters are read."""
+    for _ in range(3):
+        await node.ask(what, **query)
+        await node.quiet(SAMPLE_S)
+    return await node.ask(what, **query)
 
 
 # The node.
@@ -332,9 +341,7 @@ async def test_the_row_of_a_service_shows_addresses_ports_endpoints_and_traffic(
             "inactiveConnections": None,
             "history": None,
         }
-        for _ in range(3):
-            await node.quiet(SAMPLE_S)
-            told = await node.ask("services")
+        told = await _watch(node, "services")
         (row,) = told["services"]
         assert row["connectionsPerSecond"] == pytest.approx(10, rel=0.9)
         assert (row["activeConnections"], row["inactiveConnections"]) == (7, 1)
@@ -361,10 +368,7 @@ async def test_the_server_sorts_services_and_divides_them_into_pages() -> None:
     async with _serving(builders.node(), *services) as node:
         for number, rate in rates.items():
             node.traffic.per_second[builders.frontend(f"10.96.1.{number}", 80)] = 100 * rate
-        for _ in range(3):
-            told = await node.ask("services", sort="bytes", size="10", page="2")
-            await node.quiet(SAMPLE_S)
-        told = await node.ask("services", sort="bytes", size="10", page="2")
+        told = await _watch(node, "services", sort="bytes", size="10", page="2")
         assert (told["matching"], told["page"], told["pages"], told["size"]) == (25, 2, 3, 10)
         by_rate = sorted(rates, key=lambda number: -rates[number])
         assert told["names"] == [f"default/s{number:02}" for number in by_rate[10:20]]
@@ -437,9 +441,7 @@ async def test_the_page_describes_a_service_as_the_command_explain_does_and_adds
     async with _serving(*WEB[:2], builders.endpoint_slice(zoned, *ENDPOINTS[1:])) as node:
         node.kernel.connection_counts[CLUSTER, FIRST] = ConnectionCounts(3, 4)
         node.traffic.per_second[CLUSTER] = 50.0
-        for _ in range(3):
-            told = await node.ask("service", name="default/web")
-            await node.quiet(SAMPLE_S)
+        told = await _watch(node, "service", name="default/web")
     (port,) = told["service"]["ports"]
     assert [one["zone"] for one in port["endpoints"]] == ["zone-b", "", ""]
     cluster = next(one for one in port["virtualServers"] if one["virtualServer"] == str(CLUSTER))
@@ -511,16 +513,10 @@ async def test_only_a_bounded_number_of_opened_services_and_of_answers_is_kept(m
 async def test_if_counters_cannot_be_read_figures_are_unknown_and_the_rest_of_the_page_works() -> None:
     async with _serving() as node:
         node.traffic.error = KernelError(action="read the counters of IPVS", errno=errno.EPERM)
-        for _ in range(3):
-            told = await node.ask("node")
-            await node.quiet(SAMPLE_S)
-        assert told["connectionsPerSecond"] is None
+        assert (await _watch(node, "node"))["connectionsPerSecond"] is None
         assert (await node.ask("services"))["services"][0]["connectionsPerSecond"] is None
         node.traffic.error = None
-        for _ in range(4):
-            told = await node.ask("node")
-            await node.quiet(SAMPLE_S)
-        assert told["connectionsPerSecond"] == 0
+        assert (await _watch(node, "node"))["connectionsPerSecond"] == 0
 
 
 @in_virtual_time
@@ -551,9 +547,7 @@ async def test_without_viewers_only_the_totals_of_the_node_are_read_once_for_eac
 @in_virtual_time
 async def test_the_page_frees_its_data_some_time_after_its_last_viewer() -> None:
     async with _serving() as node:
-        for _ in range(5):
-            await node.ask("services")
-            await node.quiet(SAMPLE_S)
+        await _watch(node, "services")
         assert node.traffic.readings > 2
         await node.quiet(counters.IDLE_S + 70)
         readings = node.traffic.readings
@@ -572,9 +566,10 @@ async def test_the_page_frees_its_data_some_time_after_its_last_viewer() -> None
 async def test_viewers_beyond_the_limit_are_refused_with_a_sentence() -> None:
     async with _serving() as node:
         for number in range(counters.MOST_VIEWERS):
-            await node.ask("events", viewer=f"v{number}")
+            await node.ask("events", viewer=f"v{number:031}")
         assert await _refusal(node, "events", viewer="late") == (503, "16 viewers look at this node already; close one of them")
-        assert (await _refusal(node, "events", viewer="<b>"))[0] == 400
+        for name in ("<b>", "a" * 33):
+            assert (await _refusal(node, "events", viewer=name))[0] == 400
 
 
 @in_virtual_time
