@@ -6,21 +6,20 @@ import ipaddress
 import resource
 import socket
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ipvsproxy.model.rules import Backend
 from tests.chaos import cluster, kernel_state, moments, world
-from tests.chaos.clients import Clients
-from tests.chaos.configuration import SCHEDULERS, Configuration
-from tests.chaos.faults import Faults, Kind, Order
-from tests.chaos.figures import Figures
+from tests.chaos.configuration import SCHEDULERS
+from tests.chaos.faults import Kind, Order
 from tests.chaos.moments import Moment
-from tests.chaos.world import CLOSED, Object, Question
-from tests.support import lab, patience
+from tests.chaos.world import CLOSED, Question
+from tests.support import golden_http, lab, patience
+
+if TYPE_CHECKING:  # at run time, a history imports this module
+    from tests.chaos.history import History
 
 REACHED_WITHIN_S = patience.seconds(150.0)
 """Until everything except rules is in force, including another start."""
@@ -52,52 +51,7 @@ BLINKING_CLIENT = "172.18.1.51"
 """An address that no other client has, because IPVS confuses two connections from one port."""
 
 
-class Life(Protocol):
-    """The history to which the moment belongs. Most methods raise ``Violation`` if the program does not behave as required."""
-
-    clients: Clients
-    cluster: cluster.Cluster
-    configuration: Configuration
-    faults: Faults
-    figures: Figures
-    log: Path
-    native_rules: moments.NativeRules
-
-    def note(self, what: str, /) -> None:
-        """Write an event to the diary of the history."""
-
-    def change(self) -> None:
-        """Change the cluster."""
-
-    def put(self, items: Iterable[Object], /) -> None:
-        """Add or replace objects."""
-
-    def delete(self, items: Iterable[Object], /) -> None:
-        """Delete objects."""
-
-    def restart(self, backend: Backend | None = None, *, descriptors: int = 0) -> None:
-        """Kill the program, change the cluster, and start the program again, with this backend and limit of descriptors."""
-
-    def stop_and_start(self) -> None:
-        """End the program by SIGTERM, to which it must react, and start it again."""
-
-    def stall_log(self) -> None:
-        """Fill the log's pipe and let no process read it until the next start."""
-
-    def desired(self) -> kernel_state.State:
-        """The desired state of the kernel."""
-
-    def wait_until(self, reached: Callable[[], bool], what: str, within_s: float, /) -> None:
-        """Wait until a condition holds; a condition that never holds is a violation."""
-
-    def wait_until_quiet(self, within_s: float, /) -> None:
-        """Wait until the state of the kernel equals the state of the model."""
-
-    def violation(self, what: str, details: list[str], /) -> Exception:
-        """Make the exception for a violation."""
-
-
-def _restart_under_lock(life: Life) -> None:
+def _restart_under_lock(life: "History") -> None:
     """A new process finds that the lock is held for longer than iptables waits. Served objects stay."""
     with moments.held_lock():
         life.restart()
@@ -105,7 +59,7 @@ def _restart_under_lock(life: Life) -> None:
     life.note("the xtables lock is free")
 
 
-def _live_beside_native_rule(life: Life) -> None:
+def _live_beside_native_rule(life: "History") -> None:
     """A table cannot be listed, both while the program runs and when it starts.
 
     Changes must be applied to all kernel objects except the rules, and ``/healthz`` must report the fault.
@@ -119,7 +73,7 @@ def _live_beside_native_rule(life: Life) -> None:
     life.note("the native rule is gone")
 
 
-def _lose_address(life: Life) -> None:
+def _lose_address(life: "History") -> None:
     """An address of the node is missing for a moment, while a connection through a node port on this address is open.
 
     While the address is missing, the client sends nothing, because a packet would take a different route than the first packet of
@@ -146,7 +100,7 @@ def _lose_address(life: Life) -> None:
         life.wait_until_quiet(REACHED_WITHIN_S)
 
 
-def _hear_nothing(life: Life) -> None:
+def _hear_nothing(life: "History") -> None:
     """A proxy in front of the API server keeps its connections open, but forwards no change."""
     assert isinstance(life.cluster, cluster.Server)
     life.cluster.bookmark()
@@ -156,7 +110,7 @@ def _hear_nothing(life: Life) -> None:
     life.wait_until_quiet(SILENCE_NOTICED_WITHIN_S)
 
 
-def _reload_without_room(life: Life) -> None:
+def _reload_without_room(life: "History") -> None:
     """The configuration file names another scheduler while the kernel has no memory to answer a query.
 
     After some time, the kernel can allocate memory again.
@@ -176,14 +130,14 @@ def _reload_without_room(life: Life) -> None:
     life.configuration.write(SCHEDULERS[0])
 
 
-def _stall_log(life: Life) -> None:
+def _stall_log(life: "History") -> None:
     """Although no process reads the log, the program must apply changes, answer requests, and stop on a signal."""
     life.stall_log()
     _expect_service(life)
     life.stop_and_start()
 
 
-def _take_descriptors(life: Life) -> None:
+def _take_descriptors(life: "History") -> None:
     """An outside client holds more connections to health-check node ports than the process may have file descriptors."""
     checked = world.checked_services(CHECKED)
     life.put(checked)
@@ -204,7 +158,7 @@ def _take_descriptors(life: Life) -> None:
     life.restart()
 
 
-def _expect_service(life: Life) -> None:
+def _expect_service(life: "History") -> None:
     """A change must be applied, and the process must answer."""
     life.change()
     desired = life.desired()
@@ -212,11 +166,11 @@ def _expect_service(life: Life) -> None:
     life.wait_until(lambda: bool(_body("livez")), "an answer of /livez", PROGRAMMED_WITHIN_S)
 
 
-def _observed(life: Life) -> kernel_state.State:
+def _observed(life: "History") -> kernel_state.State:
     return kernel_state.observed(backend=life.configuration.backend)
 
 
-def _move_under_lock(life: Life) -> None:
+def _move_under_lock(life: "History") -> None:
     """A start with the nftables backend cannot remove the iptables rules, because another program holds the iptables lock.
 
     The remaining iptables rules must not affect any packet.
@@ -262,16 +216,10 @@ def _is_served(question: Question) -> bool:
 
 def _body(page: str) -> str:
     """The body of an HTTP page of the program, whatever its status; empty if there is no answer."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:10256/{page}", timeout=patience.seconds(60)) as answer:
-            return str(answer.read())
-    except urllib.error.HTTPError as error:
-        return str(error.read())
-    except OSError:
-        return ""
+    return str(golden_http.fetch(f"127.0.0.1:10256/{page}").get("body", ""))
 
 
-ACTS: Mapping[Moment, Callable[[Life], None]] = {
+ACTS: Mapping[Moment, Callable[["History"], None]] = {
     Moment.LOCKED_RESTART: _restart_under_lock,
     Moment.NATIVE_RULE: _live_beside_native_rule,
     Moment.BLINKING_ADDRESS: _lose_address,

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tests.chaos.silent_proxy import SilentProxy
 from tests.chaos.world import Key, Object, key_of
@@ -52,23 +52,8 @@ class Trouble(enum.Enum):
     UNREADABLE_FILES = "files that cannot be read for a moment"
 
 
-class Cluster(Protocol):
-    """A source of objects. ``flag`` is the program's flag that names this source."""
-
-    flag: str
-
-    def apply(self, put: Iterable[Object], gone: Iterable[Key]) -> None:
-        """Add or change some objects, then delete other objects."""
-
-    def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Cause a fault of this kind, which this source must support."""
-
-    def close(self) -> None:
-        """Stop."""
-
-
 class Directory:
-    """A directory with one file per object."""
+    """A directory with one file per object. ``flag`` is the program's flag that names this source."""
 
     def __init__(self, path: Path) -> None:
         path.mkdir()
@@ -78,7 +63,7 @@ class Directory:
         self.flag = f"--manifests={path}"
 
     def apply(self, put: Iterable[Object], gone: Iterable[Key]) -> None:
-        """As ``Cluster`` says."""
+        """Add or change some objects, then delete other objects."""
         targets: dict[Path, str] = {}
         for item in put:
             path = self._file(key_of(item))
@@ -109,14 +94,14 @@ class Directory:
             self._targets.mkdir(exist_ok=True)
 
     def close(self) -> None:
-        """As ``Cluster`` says."""
+        """Stop."""
 
     def _file(self, key: Key) -> Path:
         return self._path / f"{key.kind}-{key.name}.yaml"
 
 
 class Server:
-    """An API server behind a proxy; both run in a separate thread."""
+    """An API server behind a proxy; both run in a separate thread. ``flag`` is the program's flag that names this source."""
 
     def __init__(self, directory: Path) -> None:
         self._proxy = SilentProxy()
@@ -131,7 +116,7 @@ class Server:
         self.flag = f"--kubeconfig={api_server.write_kubeconfig(directory / 'kubeconfig', url)}"
 
     def apply(self, put: Iterable[Object], gone: Iterable[Key]) -> None:
-        """As ``Cluster`` says."""
+        """Add or change some objects, then delete other objects."""
         items, keys = list(put), list(gone)
 
         def tell() -> None:
@@ -211,7 +196,7 @@ class Server:
         return self._wait(hush())
 
     def close(self) -> None:
-        """As ``Cluster`` says."""
+        """Stop."""
         self._wait(self._proxy.close())
         self._wait(self._server.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -226,6 +211,9 @@ class Server:
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WITHIN_S)
+
+
+Cluster = Directory | Server
 
 
 def _name(item: Object) -> str:

@@ -5,14 +5,13 @@ Each function gets the present state and a source of random numbers, and returns
 
 import random
 import re
-import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ipvsproxy.kernel.network.routes import METRIC
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from tests.chaos import foreign, kernel_state
-from tests.support import golden_state
+from tests.support import commands, golden_state
 
 State = Mapping[str, Any]
 Drift = Callable[[State, random.Random], str]
@@ -23,9 +22,7 @@ _OPTIONS = {"TCP": "-t", "UDP": "-u", "SCTP": "--sctp-service"}
 
 def run(*argv: str, stdin: str | None = None, check: bool = True) -> str:
     """Run a program, and return its command line. Raises RuntimeError if the program fails, unless ``check`` is false."""
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
-    if check and done.returncode != 0:
-        raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
+    commands.run(*argv, stdin=stdin, check=check)
     return " ".join(argv)
 
 
@@ -110,7 +107,7 @@ def flush_set(state: State, dice: random.Random) -> str:
 
 def flush_all_sets(_state: State, _dice: random.Random) -> str:
     """Flush all of our sets."""
-    names = [line for line in subprocess.check_output(["ipset", "list", "-n"], text=True).split() if line.startswith("KUBE-")]
+    names = [line for line in commands.run("ipset", "list", "-n").split() if line.startswith("KUBE-")]
     run("ipset", "restore", stdin="".join(f"flush {name}\n" for name in names))
     return "ipset flush of each KUBE set"
 
@@ -132,7 +129,7 @@ def destroy_sets(_state: State, _dice: random.Random) -> str:
         for table in ("nat", "filter"):
             run(program, "-t", table, "-F")
             run(program, "-t", table, "-X", check=False)
-    names = [line for line in subprocess.check_output(["ipset", "list", "-n"], text=True).split() if line.startswith("KUBE-")]
+    names = [line for line in commands.run("ipset", "list", "-n").split() if line.startswith("KUBE-")]
     # If the program has already written its rules again, the rules use some sets, which cannot be destroyed.
     run("ipset", "restore", stdin="".join(f"destroy {name}\n" for name in names), check=False)
     _put_foreign_rules_back()
@@ -179,7 +176,7 @@ def remove_jump(state: State, dice: random.Random) -> str:
 
 def move_jump(_state: State, _dice: random.Random) -> str:
     """Move a jump behind a rule of another program."""
-    text = subprocess.check_output(["iptables-save", "-t", "nat"], text=True)
+    text = commands.run("iptables-save", "-t", "nat")
     rule = next((line for line in text.splitlines() if line.startswith("-A OUTPUT ") and "KUBE-" in line), "")
     run("iptables-restore", "--noflush", stdin=f"*nat\n{rule.replace('-A', '-D', 1)}\n{rule}\nCOMMIT\n")
     return "a jump of nat/OUTPUT is moved to the end"
@@ -187,7 +184,7 @@ def move_jump(_state: State, _dice: random.Random) -> str:
 
 def is_jump_in_place() -> bool:
     """Whether our jump precedes the jump of another program in nat/OUTPUT."""
-    text = subprocess.check_output(["iptables-save", "-t", "nat"], text=True)
+    text = commands.run("iptables-save", "-t", "nat")
     rules = [line for line in text.splitlines() if line.startswith("-A OUTPUT ")]
     ours = [place for place, line in enumerate(rules) if "KUBE-" in line]
     theirs = [place for place, line in enumerate(rules) if line.endswith(foreign.JUMP)]
@@ -246,35 +243,6 @@ def change_sysctl(_state: State, dice: random.Random) -> str:
     return f"sysctl {path}={value}"
 
 
-DRIFTS: tuple[Drift, ...] = (
-    clear_ipvs,
-    remove_virtual_server,
-    remove_ipv6_servers,
-    remove_real_server,
-    change_weight,
-    change_method,
-    change_scheduler,
-    add_virtual_server_on_ours,
-    flush_set,
-    flush_all_sets,
-    remove_entry,
-    add_entry,
-    destroy_sets,
-    flush_chain,
-    remove_rule,
-    add_rule,
-    remove_jump,
-    move_jump,
-    reload_firewall,
-    remove_address,
-    add_address,
-    add_route,
-    lose_routes,
-    remove_device,
-    change_sysctl,
-)
-
-
 SPOILED: Mapping[Drift, tuple[str, ...]] = {
     **dict.fromkeys(
         (
@@ -296,6 +264,7 @@ SPOILED: Mapping[Drift, tuple[str, ...]] = {
     change_sysctl: ("sysctls",),
 }
 """The sections of the state that each drift affects."""
+DRIFTS = tuple(SPOILED)
 
 
 def _program(label: str) -> str:

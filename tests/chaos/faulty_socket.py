@@ -4,13 +4,12 @@ import errno
 import random
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from ipvsproxy.kernel.base import netlink
 from tests.chaos.faults import Faults, Kind, Order
+from tests.support.fake_netlink import HEADER, error, messages, sequences
 
-_HEADER = struct.Struct("=IHHII")
-_ERROR = 2
 _INTERRUPTED = 0x10
 _FLAGS_OFFSET = 6
 _ALSO_LISTINGS = frozenset({Kind.ENOBUFS, Kind.EBUSY, Kind.ENOMEM})
@@ -75,17 +74,15 @@ class FaultySocket:
 
     def _refuse(self, data: bytes, order: Order) -> bytes:
         """Answer some messages instead of the kernel; return the remaining messages."""
-        number = -int(getattr(errno, order.kind.value))
-        messages = list(_split(data))
+        *_, last = sequences(data)
         kept = []
-        for place, message in enumerate(messages):
+        for sequence, message in zip(sequences(data), messages(data), strict=True):
             if self._faults.ordered() is None or not self._hits(order):
                 kept.append(message)
                 continue
-            sequence = _HEADER.unpack_from(message)[3]
-            answer = _HEADER.pack(36, _ERROR, 0, sequence, 0) + struct.pack("=i", number) + message[: _HEADER.size]
             # The answer to the last message ends the batch, so this answer must follow the kernel's answers.
-            (self._behind if place == len(messages) - 1 else self._before).append(answer)
+            place = self._behind if sequence == last else self._before
+            place.append(error(sequence, getattr(errno, order.kind.value)))
         return b"".join(kept)
 
     def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
@@ -103,18 +100,18 @@ class FaultySocket:
         order = self._trouble
         if order is None or not self._hits(order):
             return size
+        self._trouble = None
         if order.kind is Kind.INTERRUPTED:
-            self._trouble = None
             _mark(buffer, size)
             return size
-        self._trouble = None
         if order.kind is Kind.LOST:
             raise OSError(errno.ENOBUFS, "overrun, as ordered")
         match self._dice.randrange(3):
             case 0:
                 return nbytes + 1
             case 1:
-                return self._dice.randrange(_last(buffer, size) + 1, size)
+                begin_of_last = size - len(messages(bytes(buffer[:size]))[-1])
+                return self._dice.randrange(begin_of_last + 1, size)
             case _:
                 self._is_silent = True
                 raise BlockingIOError(errno.EAGAIN, "the rest never comes, as ordered")
@@ -127,7 +124,7 @@ class FaultySocket:
 
     @staticmethod
     def _is_listing(data: bytes) -> bool:
-        return bool(_HEADER.unpack_from(data)[2] & netlink.DUMP == netlink.DUMP)
+        return bool(HEADER.unpack_from(data)[2] & netlink.DUMP == netlink.DUMP)
 
     def getsockopt(self, level: int, option: int, /) -> int:
         """As it is."""
@@ -138,28 +135,14 @@ class FaultySocket:
         self._real.close()
 
 
-def _split(data: bytes) -> Iterator[bytes]:
-    position = 0
-    while position < len(data):
-        length = (_HEADER.unpack_from(data, position)[0] + 3) & ~3
-        yield data[position : position + length]
-        position += length
-
-
 def _fill(buffer: bytearray, data: bytes) -> int:
     buffer[: len(data)] = data
     return len(data)
 
 
-def _last(buffer: bytearray, size: int) -> int:
-    """The offset of the last message of a datagram."""
-    *_, last = _split(bytes(buffer[:size]))
-    return size - len(last)
-
-
 def _mark(buffer: bytearray, size: int) -> None:
     position = 0
-    while position + _HEADER.size <= size:
-        length, _, flags, _, _ = _HEADER.unpack_from(buffer, position)
+    for message in messages(bytes(buffer[:size])):
+        flags = HEADER.unpack_from(message)[2]
         struct.pack_into("=H", buffer, position + _FLAGS_OFFSET, flags | _INTERRUPTED)
-        position += max(_HEADER.size, (length + 3) & ~3)
+        position += len(message)

@@ -6,11 +6,11 @@ If the kernel has nf_tables, there is also a table of another program in nf_tabl
 """
 
 import re
-import subprocess
 from collections.abc import Mapping
 from typing import Any
 
 from tests.support import nft_state
+from tests.support.commands import run
 
 VIRTUAL_SERVERS: Mapping[str, Any] = {
     "TCP 192.0.2.200:80": {"scheduler": "wlc", "persistent": 0, "netmask": "default", "flags": ""},
@@ -61,13 +61,13 @@ _LINKS = f"link add {DEVICE} type dummy\naddress add 192.0.2.200/32 dev {DEVICE}
 
 def add(*, virtual_servers_only: bool = False) -> None:
     """Add all objects of the other programs, or, after the whole IPVS table was cleared, only their virtual servers."""
-    _run("ipvsadm", "--restore", stdin=_IPVS)
+    run("ipvsadm", "--restore", stdin=_IPVS)
     if virtual_servers_only:
         return
-    _run("ipset", "restore", stdin=_SETS)
-    _run("iptables-restore", "--noflush", stdin=RULES)
-    _run("ip", "-batch", "-", stdin=_LINKS)
-    subprocess.run(("nft", "-f", "-"), input=_NFT_RULES, capture_output=True, text=True, check=False)  # fails without nf_tables
+    run("ipset", "restore", stdin=_SETS)
+    run("iptables-restore", "--noflush", stdin=RULES)
+    run("ip", "-batch", "-", stdin=_LINKS)
+    run("nft", "-f", "-", stdin=_NFT_RULES, check=False)  # fails without nf_tables
 
 
 def put_back_after_flush() -> None:
@@ -75,29 +75,22 @@ def put_back_after_flush() -> None:
 
     Rules of iptables are added only if they were in nf_tables.
     """
-    _run("nft", "-f", "-", stdin=_NFT_RULES)
-    if f":{CHAIN} " not in _run("iptables-save"):
-        _run("iptables-restore", "--noflush", stdin=RULES)
+    run("nft", "-f", "-", stdin=_NFT_RULES)
+    if f":{CHAIN} " not in run("iptables-save"):
+        run("iptables-restore", "--noflush", stdin=RULES)
 
 
 def remove() -> None:
     """Remove the network device of the other programs, which clearing the tables does not remove."""
-    _run("ip", "link", "delete", DEVICE)
+    run("ip", "link", "delete", DEVICE)
 
 
 def read() -> tuple[str, ...]:
     """All objects of the other programs except the virtual servers, as text for comparison."""
-    rules = [line for line in _run("iptables-save").splitlines() if re.search(rf"\b{CHAIN}\b", line)]
-    sets = _run("ipset", "save", SET).splitlines()
+    rules = [line for line in run("iptables-save").splitlines() if re.search(rf"\b{CHAIN}\b", line)]
+    sets = run("ipset", "save", SET).splitlines()
     addresses = [
-        line.split()[3] for line in _run("ip", "-oneline", "address", "show", "dev", DEVICE).splitlines() if "inet " in line
+        line.split()[3] for line in run("ip", "-oneline", "address", "show", "dev", DEVICE).splitlines() if "inet " in line
     ]
     tables = [str((kind, {**one, "handle": 0})) for kind, one in nft_state.listing(TABLE)]
     return (*(re.sub(r"\[\d+:\d+\]", "", line) for line in rules), *sets[1:], *addresses, *tables)
-
-
-def _run(*argv: str, stdin: str | None = None) -> str:
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
-    return done.stdout

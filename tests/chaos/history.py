@@ -170,6 +170,7 @@ class History:
             raise self.violation("unanswered requests", unanswered)
 
     def change(self) -> None:
+        """Change the cluster, one to four times."""
         for _ in range(self._dice.randint(1, 4)):
             what, put, gone = self._world.change()
             self.note(what)
@@ -258,6 +259,7 @@ class History:
             self.figures.kills += 1
 
     def restart(self, backend: Backend | None = None, *, descriptors: int = 0) -> None:
+        """Kill the program, change the cluster, and start the program again, with this backend and limit of descriptors."""
         self.note(f"kill, start with {backend or 'the same backend'}{f' and {descriptors} descriptors' if descriptors else ''}")
         self._running.kill()
         if backend:
@@ -266,15 +268,18 @@ class History:
         self._start(descriptors)
 
     def stop_and_start(self) -> None:
+        """End the program by SIGTERM, to which it must react, and start it again."""
         self.note("SIGTERM, start")
         self._running.__exit__(None, None, None)
         self._start()
 
     def stall_log(self) -> None:
+        """Fill the log's pipe and let no process read it until the next start."""
         assert self.log_reader
         self.log_reader.stall(self._running.process_id)
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
+        """Wait until a condition holds; a condition that never holds is a violation."""
         deadline_s = time.monotonic() + within_s
         while not reached():
             if not self._running.is_alive:
@@ -284,6 +289,7 @@ class History:
             time.sleep(POLL_S)
 
     def desired(self) -> kernel_state.State:
+        """The desired state of the kernel."""
         chosen = self.configuration
         return kernel_state.desired(
             self._world.objects.values(),
@@ -441,8 +447,10 @@ class History:
             raise self.violation(f"the kernel differs from the model {when}", differences)
 
     def note(self, what: str) -> None:
+        """Write an event to the diary."""
         self.diary.append(f"{time.monotonic() - self._began_s:7.2f}  {what}")
 
     def violation(self, what: str, details: list[str]) -> Violation:
+        """Make the exception for a violation."""
         tail = self._running.log_tail(40)
         return Violation("\n".join([what, *(f"    {line}" for line in details[:20]), "  diary:", *self.diary, "  log:", tail]))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
-from ipvsproxy.model.net import Address, parse_address
+from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
 from ipvsproxy.translate.api import decode
@@ -81,11 +81,7 @@ def _interface_addresses() -> Iterable[InterfaceAddress]:
     done = subprocess.run(["ip", "-json", "address"], capture_output=True, text=True, check=True)
     for link in json.loads(done.stdout):
         for address in link.get("addr_info", ()) if link.get("ifname") != DEVICE else ():
-            yield InterfaceAddress(link["ifname"], _parse(address["local"]), address["prefixlen"])
-
-
-def _parse(text: str) -> Address:
-    return parse_address(text)
+            yield InterfaceAddress(link["ifname"], parse_address(address["local"]), address["prefixlen"])
 
 
 def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IPTABLES) -> State:

@@ -8,9 +8,10 @@ import enum
 import fcntl
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support.commands import run
 
 LOCK = Path("/run/xtables.lock")
 HELD_S = 12.0
@@ -74,12 +75,12 @@ class NativeRules:
     def added(self) -> Iterator[None]:
         """While the block runs, the table has a rule of another program, and cannot be listed."""
         self._marker.touch()
-        _run("iptables", "-A", *_STRANGER)  # the kernel sends the same notification for this rule as for a native rule
+        run("iptables", "-A", *_STRANGER)  # the kernel sends the same notification for this rule as for a native rule
         try:
             yield
         finally:
             self._marker.unlink()
-            _run("iptables", "-D", *_STRANGER)
+            run("iptables", "-D", *_STRANGER)
 
 
 @contextlib.contextmanager
@@ -89,13 +90,13 @@ def second_address() -> Iterator[None]:
     try:
         yield
     finally:
-        _run("ip", "address", "del", f"{ADDRESS}/16", "dev", "eth0")
+        run("ip", "address", "del", f"{ADDRESS}/16", "dev", "eth0")
 
 
 @contextlib.contextmanager
 def without_address() -> Iterator[None]:
     """While the block runs, the second address of the interface is missing."""
-    _run("ip", "address", "del", f"{ADDRESS}/16", "dev", "eth0")
+    run("ip", "address", "del", f"{ADDRESS}/16", "dev", "eth0")
     try:
         yield
     finally:
@@ -103,10 +104,4 @@ def without_address() -> Iterator[None]:
 
 
 def _add_address() -> None:
-    _run("ip", "address", "add", f"{ADDRESS}/16", "dev", "eth0")
-
-
-def _run(*argv: str) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
+    run("ip", "address", "add", f"{ADDRESS}/16", "dev", "eth0")

@@ -7,6 +7,7 @@ kinds.
 """
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -84,35 +85,21 @@ def draw(seed: int, number: int, length: int, backend: Backend = Backend.IPTABLE
     drifts, faults, troubles, moments = (max(1, int(length * share)) for share in shares)
     harms = int(length * HARM_SHARE)
     dice = random.Random(f"{seed}:{number}:plan")
-    special = drifts + harms + faults + troubles + moments + moves
-    others = dice.choices(list(STEPS), list(STEPS.values()), k=max(0, length - special))
-    steps = [
-        *["move"] * moves,
-        *others,
-        *["drift"] * drifts,
-        *["harm"] * harms,
-        *["fault"] * faults,
-        *["trouble"] * troubles,
-        *["moment"] * moments,
-    ][:length]
+    special = {"drift": drifts, "harm": harms, "fault": faults, "trouble": troubles, "moment": moments}
+    others = dice.choices(list(STEPS), list(STEPS.values()), k=max(0, length - moves - sum(special.values())))
+    steps = [*["move"] * moves, *others, *Counter(special).elements()][:length]
     dice.shuffle(steps)
     has_server = number % DIRECTORY_EVERY < DIRECTORY_EVERY - 1
-    with_server = number - number // DIRECTORY_EVERY
+    with_directory = number // DIRECTORY_EVERY
+    of_source = number - with_directory if has_server else with_directory
     return Plan(
         steps,
         has_server,
         _in_turn(seed, number, drift.DRIFTS, drifts),
         _in_turn(seed, number, harm.HARMS, harms),
         _in_turn(seed, number, list(Kind), faults),
-        _in_turn(seed, with_server, SERVER_TROUBLES, troubles)
-        if has_server
-        else _in_turn(seed, number // DIRECTORY_EVERY, DIRECTORY_TROUBLES, troubles),
-        _in_turn(
-            seed,
-            with_server if has_server else number // DIRECTORY_EVERY,
-            [kind for kind in MOMENTS[backend] if has_server or kind is not Moment.SILENT_PROXY],
-            moments,
-        ),
+        _in_turn(seed, of_source, SERVER_TROUBLES if has_server else DIRECTORY_TROUBLES, troubles),
+        _in_turn(seed, of_source, [kind for kind in MOMENTS[backend] if has_server or kind is not Moment.SILENT_PROXY], moments),
     )
 
 

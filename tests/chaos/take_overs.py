@@ -104,14 +104,13 @@ class Unanswered(NamedTuple):
 class TakeOvers:
     """Take-overs on one node. ``answered`` counts answered requests, ``unanswered`` has the failed requests."""
 
-    def __init__(self, node: lab.Lab, directory: Path, *, interval_s: float, clients: Sequence[Client] = CLIENTS) -> None:
+    def __init__(self, node: lab.Lab, directory: Path, *, interval_s: float) -> None:
         self.answered = 0
         self.slowest_s = 0.0
         self.unanswered: list[Unanswered] = []
         self.durations_s: list[float] = []
         self._node = node
         self._interval_s = interval_s
-        self._clients = clients
         self._log = directory / "log"
         manifests = directory / "manifests"
         manifests.mkdir()
@@ -130,7 +129,7 @@ class TakeOvers:
             TimeoutError: not everything was programmed in time, or the program did not end in time.
         """
         done: list[TakeOver] = []
-        loads = [self._node.load(*client[:4], src=client.src, interval_s=self._interval_s) for client in self._clients]
+        loads = [self._node.load(*client[:4], src=client.src, interval_s=self._interval_s) for client in CLIENTS]
         results = [load.__enter__() for load in loads]
         try:
             done.extend(self._take_over() for _ in range(count))
@@ -140,18 +139,15 @@ class TakeOvers:
         numbers = itertools.count(len(self.durations_s) + 1)
         numbered = list(zip(numbers, done, strict=False))
         self.durations_s += [one.ended_s - one.began_s for one in done]
-        for client, (met,) in zip(self._clients, results, strict=True):
+        for client, (met,) in zip(CLIENTS, results, strict=True):
             self.answered += met.outcomes.get("ok", 0)
             self.slowest_s = max(self.slowest_s, met.slowest_s)
             self.unanswered += [_unanswered(client, outcome, asked_s, numbered) for asked_s, outcome in met.failures]
 
-    def differences(self) -> Mapping[str, Any]:
+    def differences(self) -> list[tuple[Any, ...]]:
         """The rows that differ from the state that kube-proxy left, except intended differences."""
         differing = golden_state.differences(self._recorded, golden_state.read_state(), golden_state.KERNEL_SECTIONS)
-        report = {
-            part: [row for row in rows if not golden_fixtures.is_accepted("P0", part, row[0])] for part, rows in differing.items()
-        }
-        return {part: rows for part, rows in report.items() if rows}
+        return golden_fixtures.unaccepted(differing)
 
     def _take_over(self) -> TakeOver:
         if os.access(SIZE_OF_TABLE, os.W_OK):

@@ -128,12 +128,6 @@ def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> 
 
 
 @pytest.mark.kernel
-@patience.THOROUGH  # this case is tested without a kernel in tests/daemon/sources/test_directory.py
-def test_a_manifest_that_cannot_be_read_for_a_moment_is_read_again_later(node: lab.Lab, tmp_path: Path) -> None:
-    assert live_through(node, tmp_path, Trouble.UNREADABLE_FILES).troubles.total() == 1
-
-
-@pytest.mark.kernel
 @pytest.mark.skipif(BACKEND is not Backend.NFTABLES, reason="needs nf_tables")
 def test_old_iptables_rules_have_no_effect_after_a_start_with_nftables_under_a_held_lock(
     node: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

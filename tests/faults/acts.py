@@ -13,7 +13,6 @@ import json
 import os
 import re
 import socket
-import struct
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ipvsproxy.kernel.base import netlink, sockets
+from tests.support import fake_netlink
+from tests.support.fake_netlink import HEADER
 
 KERNEL_FILES = ("/proc/", "/sys/")
 OWN_FILES = (
@@ -46,7 +47,6 @@ LOCKLESS = ("--version", "-save")
 
 _MODULE = re.compile("^/sys/module/[^/]+/")
 """The folder of a module: the same file of several modules is one act."""
-_HEADER = struct.Struct("=IHHII")
 _PROTOCOLS = {0: "route", 12: "netfilter", 16: "generic"}
 _GENERIC = 16
 _REMOVING = frozenset({3, 7, 17})  # IPVS_CMD_DEL_SERVICE, IPVS_CMD_DEL_DEST, IPVS_CMD_FLUSH (include/uapi/linux/ip_vs.h).
@@ -122,13 +122,13 @@ def _watch_sockets(acts: Acts) -> None:
 
         def send(self, data: Any, flags: int = 0, /) -> int:
             protocol = _PROTOCOLS.get(self.proto, str(self.proto))
-            messages = list(_split(bytes(data)))
+            messages = fake_netlink.messages(bytes(data))
             self.about = f"{protocol} {_described(self.proto, messages[0])}"
             removes = self.proto == _GENERIC and any(_removes(message) for message in messages)
             failure = acts.begin(f"send {self.about}", removes=removes)
             self.pending = b""
             if failure == "refused":
-                self.pending = b"".join(_refusal(message) for message in messages)
+                self.pending = b"".join(fake_netlink.error(one, errno.ENOMEM) for one in fake_netlink.sequences(bytes(data)))
                 return len(data)
             if failure:
                 raise OSError(getattr(errno, failure), f"{failure}, as ordered")
@@ -156,27 +156,13 @@ def _watch_sockets(acts: Acts) -> None:
 
 
 def _described(protocol: int, message: bytes) -> str:
-    _, kind, flags, _, _ = _HEADER.unpack_from(message)
-    what = f"command {message[_HEADER.size]}" if protocol == _GENERIC else f"type {kind}"
+    _, kind, flags, _, _ = HEADER.unpack_from(message)
+    what = f"command {message[HEADER.size]}" if protocol == _GENERIC else f"type {kind}"
     return f"{what}{' dump' if flags & netlink.DUMP == netlink.DUMP else ''}"
 
 
 def _removes(message: bytes) -> bool:
-    return _HEADER.unpack_from(message)[1] >= _FIRST_FAMILY and message[_HEADER.size] in _REMOVING
-
-
-def _refusal(message: bytes) -> bytes:
-    sequence = _HEADER.unpack_from(message)[3]
-    return _HEADER.pack(36, 2, 0, sequence, 0) + struct.pack("=i", -errno.ENOMEM) + message[: _HEADER.size]
-
-
-def _split(data: bytes) -> list[bytes]:
-    copies = []
-    while len(data) >= _HEADER.size:
-        length = _HEADER.unpack_from(data)[0]
-        copies.append(data[:length])
-        data = data[(length + 3) & ~3 :]
-    return copies
+    return HEADER.unpack_from(message)[1] >= _FIRST_FAMILY and message[HEADER.size] in _REMOVING
 
 
 def _watch_questions(acts: Acts) -> None:

@@ -8,18 +8,17 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from tests.faults import acts
-from tests.support import golden_state, patience
+from tests.support import cluster, golden_state, patience
+from tests.support.commands import run
 from tests.support.forked import Forked
+from tests.support.golden_http import fetch
 
 SYNC_PERIOD_S = 1
 WITHIN_S = patience.seconds(90.0)
@@ -98,11 +97,11 @@ class Node:
         _ip(
             "link add eth0 type dummy",
             "address add 172.18.0.2/16 dev eth0",
-            "address add fc00::2/64 dev eth0 nodad",
+            "address add fc00:f853:ccd::2/64 dev eth0 nodad",
             "link set eth0 up",
         )
         self._cleaning.callback(_ip, "link delete eth0")
-        _run("ipvsadm", "-A", "-t", "192.0.2.200:80", "-s", "rr")
+        run("ipvsadm", "-A", "-t", "192.0.2.200:80", "-s", "rr")
         self._manifests.mkdir()
         for number, item in enumerate(_objects()):
             (self._manifests / f"{number}.json").write_text(json.dumps(item))
@@ -164,11 +163,11 @@ class Node:
         )
 
     def _spoil(self) -> None:
-        _run("ipvsadm", "--restore", stdin=f"-D -t {TAKEN.split()[1]}\n", check=False)
-        _run("ipset", "restore", stdin="del KUBE-CLUSTER-IP 10.96.0.12,tcp:80\n", check=False)
-        _run("ip", "address", "del", "10.96.0.12/32", "dev", "kube-ipvs0", check=False)
+        run("ipvsadm", "--restore", stdin=f"-D -t {TAKEN.split()[1]}\n", check=False)
+        run("ipset", "restore", stdin="del KUBE-CLUSTER-IP 10.96.0.12,tcp:80\n", check=False)
+        run("ip", "address", "del", "10.96.0.12/32", "dev", "kube-ipvs0", check=False)
         for program in ("iptables", "ip6tables"):
-            _run(f"{program}-restore", "--noflush", stdin="*nat\n-F KUBE-POSTROUTING\nCOMMIT\n", check=False)
+            run(f"{program}-restore", "--noflush", stdin="*nat\n-F KUBE-POSTROUTING\nCOMMIT\n", check=False)
 
     def _missing(self) -> frozenset[str]:
         return self._kept - _listed()
@@ -259,19 +258,11 @@ def _listed() -> frozenset[str]:
 
 
 def _health() -> bool:
-    try:
-        with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=patience.seconds(60)) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+    return bool(fetch("127.0.0.1:10256/healthz")["code"] == 200)
 
 
 def _shown() -> list[str]:
-    try:
-        with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=patience.seconds(60)) as answer:
-            return SHOWING.findall(answer.read().decode())
-    except (urllib.error.URLError, OSError):
-        return []
+    return SHOWING.findall(fetch("127.0.0.1:10249/metrics").get("body", ""))
 
 
 def _warnings(text: str) -> list[str]:
@@ -280,43 +271,14 @@ def _warnings(text: str) -> list[str]:
 
 
 def _ip(*commands: str) -> None:
-    _run("ip", "-batch", "-", stdin="".join(f"{command}\n" for command in commands))
+    run("ip", "-batch", "-", stdin="".join(f"{command}\n" for command in commands))
 
 
-def _run(*argv: str, stdin: str = "", check: bool = True) -> None:
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
-    if check and done.returncode != 0:
-        raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
-
-
-def _objects() -> Iterator[Mapping[str, Any]]:
-    addresses = [{"type": "InternalIP", "address": address} for address in ("172.18.0.2", "fc00::2")]
-    yield {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}, "status": {"addresses": addresses}}
-    for name, number, more in (
-        ("web", 10, {"type": "NodePort"}),
-        ("balanced", 11, {"type": "LoadBalancer", "loadBalancerSourceRanges": ["198.18.0.0/15"]}),
-        ("later", 12, {}),
-    ):
-        yield from _service(name, number, more)
-
-
-def _service(name: str, number: int, more: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    ips = [f"10.96.0.{number}", f"fd00:96::{number}"]
-    port = {"name": "http", "port": 80, "protocol": "TCP"} | ({"nodePort": 30000 + number} if more else {})
-    spec = {"clusterIP": ips[0], "clusterIPs": ips, "ports": [port], **more}
-    balancer = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.11"}]}}} if "loadBalancerSourceRanges" in more else {}
-    metadata = {"name": name, "namespace": "default"}
-    yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec, **balancer}
-    for kind, address in (("IPv4", f"10.244.1.{number}"), ("IPv6", f"fd00:10:244:1::{number}")):
-        yield {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": f"{name}-{kind.lower()}",
-                "namespace": "default",
-                "labels": {"kubernetes.io/service-name": name},
-            },
-            "addressType": kind,
-            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
-            "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
-        }
+def _objects() -> Iterator[cluster.Manifest]:
+    yield cluster.node()
+    yield from cluster.service("web", 10, "r1", protocols=["TCP"], node_port=30010)
+    ranges = ["198.18.0.0/15"]
+    yield from cluster.service(
+        "balanced", 11, "r1", protocols=["TCP"], node_port=30011, balancer=True, loadBalancerSourceRanges=ranges
+    )
+    yield from cluster.service("later", 12, "r1", protocols=["TCP"])

@@ -52,14 +52,20 @@ def message(sequence: int, payload: bytes = b"", *, kind: int = 100, flags: int 
     return HEADER.pack(HEADER.size + len(payload), kind, flags, sequence, 0) + payload
 
 
+def messages(data: bytes) -> list[bytes]:
+    """The messages of a datagram, each with its padding."""
+    found = []
+    while len(data) >= HEADER.size:
+        length = max(HEADER.size, (HEADER.unpack_from(data)[0] + 3) & ~3)
+        found.append(data[:length])
+        data = data[length:]
+    return found
+
+
 def split(data: bytes) -> list[tuple[int, int, int, int, bytes]]:
     """Length, type, flags, sequence number and payload of each message in a datagram."""
-    messages = []
-    while data:
-        length, kind, flags, sequence, _ = HEADER.unpack_from(data)
-        messages.append((length, kind, flags, sequence, data[HEADER.size : length]))
-        data = data[(length + 3) & ~3 :]
-    return messages
+    headers = [(HEADER.unpack_from(whole), whole) for whole in messages(data)]
+    return [(length, kind, flags, sequence, whole[HEADER.size : length]) for (length, kind, flags, sequence, _), whole in headers]
 
 
 def error(sequence: int, number: int = 0) -> bytes:

@@ -2,18 +2,18 @@
 
 import email.message
 import json
-import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+
+from prometheus_client import parser
+
+from tests.support import patience
 
 State = dict[str, Any]
 
 SECTIONS = ("health", "health_check_node_ports", "metrics")
-
-_TYPE = re.compile(r"^# TYPE (?P<name>kubeproxy_\S+) (?P<type>\S+)$", re.MULTILINE)
-_SAMPLE = re.compile(r"^(?P<name>kubeproxy_[a-z_]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$", re.MULTILINE)
 
 
 def read_answers(recorded: Mapping[str, Any]) -> State:
@@ -24,50 +24,42 @@ def read_answers(recorded: Mapping[str, Any]) -> State:
     return health | {"metrics": _read_metrics(with_value)}
 
 
-def _read_metrics(with_value: Iterable[str]) -> State:
-    text = _fetch("127.0.0.1:10249/metrics").get("body", "")
-    return parse_metrics(text, with_value)
-
-
-def parse_metrics(text: str, with_value: Iterable[str]) -> State:
-    """kube-proxy's metrics in text format, by name and labels.
+def _read_metrics(with_value: Collection[str]) -> State:
+    """kube-proxy's metrics by name and labels.
 
     Each metric has its type and its buckets; only the metrics in these rows have a value.
     """
-    types = {match["name"]: match["type"] for match in _TYPE.finditer(text)}
     metrics: State = {}
-    for match in _SAMPLE.finditer(text):
-        name, labels = match["name"], sorted(filter(None, (match["labels"] or "").split(",")))
-        family = name if name in types else name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
-        if family not in types:
-            continue
-        row = f"{family}{{{','.join(label for label in labels if not label.startswith('le='))}}}"
-        metric = metrics.setdefault(row, {"type": types[family]})
-        bounds = [label.split('"')[1] for label in labels if label.startswith("le=")]
-        if bounds:
-            metric.setdefault("buckets", []).extend(bounds)
-        if row in with_value:
-            metric["value"] = float(match["value"])
+    for family in parser.text_string_to_metric_families(fetch("127.0.0.1:10249/metrics").get("body", "")):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        for sample in family.samples if name.startswith("kubeproxy_") else ():
+            labels = [f'{label}="{value}"' for label, value in sorted(sample.labels.items()) if label != "le"]
+            row = f"{name}{{{','.join(labels)}}}"
+            metric = metrics.setdefault(row, {"type": family.type})
+            if "le" in sample.labels:
+                metric.setdefault("buckets", []).append(sample.labels["le"])
+            if row in with_value:
+                metric["value"] = sample.value
     return metrics
 
 
-def _read_health(ports: Iterable[int] = ()) -> State:
+def _read_health(ports: Iterable[int]) -> State:
     """The sections ``health`` and ``health_check_node_ports``, requested from this namespace."""
     addresses = ("127.0.0.1", "172.18.0.2", "fc00:f853:ccd::2")
     health: State = {}
     for path in ("10249/configz", "10249/healthz", "10249/nothing", "10249/proxyMode", "10256/", "10256/healthz", "10256/livez"):
-        answer = _fetch(f"127.0.0.1:{path}")
+        answer = fetch(f"127.0.0.1:{path}")
         if path in {"10249/configz", "10249/nothing", "10256/"}:
             answer.pop("body", None)
         answer.pop("headers", None)
         health[path] = answer
     for address in addresses:
         for name, path in (("healthz", "10256/healthz"), ("metrics", "10249/metrics")):
-            health[f"{name} port on {address}"] = _fetch(f"{_host(address)}:{path}")["code"]
+            health[f"{name} port on {address}"] = fetch(f"{_host(address)}:{path}")["code"]
     listeners: State = {}
     for address in addresses:
         for port in ports:
-            answer = _fetch(f"{_host(address)}:{port}/")
+            answer = fetch(f"{_host(address)}:{port}/")
             answer.pop("content_type", None)
             listeners[f"{address} port {port}"] = answer
     return {"health": health, "health_check_node_ports": listeners}
@@ -77,15 +69,17 @@ def _host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _fetch(where: str) -> State:
+def fetch(where: str) -> State:
+    """The answer to a request from this namespace, such as to ``127.0.0.1:10256/healthz``; only a code if there is no answer."""
     try:
-        with urllib.request.urlopen(f"http://{where}", timeout=60) as response:
+        with urllib.request.urlopen(f"http://{where}", timeout=patience.seconds(60)) as response:
             return _answer(response.status, response.headers, response.read())
     except urllib.error.HTTPError as error:
         with error:
             return _answer(error.code, error.headers, error.read())
-    except urllib.error.URLError as error:
-        return {"code": "refused" if isinstance(error.reason, ConnectionRefusedError) else str(error.reason)}
+    except OSError as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        return {"code": "refused" if isinstance(reason, ConnectionRefusedError) else str(reason)}
 
 
 def _answer(code: int, headers: email.message.Message, body: bytes) -> State:

@@ -7,7 +7,6 @@ never ipvsproxy's drivers, so that a bug in ipvsproxy cannot affect both sides o
 
 import json
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.support import nft_state, scope_rows
+from tests.support.commands import run
 
 State = dict[str, Any]
 
@@ -50,17 +50,6 @@ _SET_OPTIONS_OF_THE_KERNEL = frozenset({"hashsize", "bucketsize", "initval"})
 _BUILT_IN_TABLES = ("nat", "filter", "mangle")
 
 
-def _start(*argv: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
-
-
-def _run(*argv: str, stdin: str | None = None) -> str:
-    done = _start(*argv, stdin=stdin)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
-
-
 def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
     """These sections of a recording, which come from the kernel; ``virtual_servers`` includes ``real_servers``.
 
@@ -68,13 +57,13 @@ def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = B
     """
     state: State = {}
     if "virtual_servers" in sections:
-        state["virtual_servers"], state["real_servers"] = parse_ipvs(_run("ipvsadm", "--save", "--numeric"))
+        state["virtual_servers"], state["real_servers"] = parse_ipvs(run("ipvsadm", "--save", "--numeric"))
     if backend is Backend.NFTABLES:
         objects = nft_state.listing()
         state |= {"ipsets": nft_state.read_sets(objects)} if "ipsets" in sections else {}
         state |= {"iptables": nft_state.read_rules(objects)} if "iptables" in sections else {}
     elif "ipsets" in sections:
-        state["ipsets"] = parse_sets(_run("ipset", "save"))
+        state["ipsets"] = parse_sets(run("ipset", "save"))
     if "iptables" in sections and backend is not Backend.NFTABLES:
         state["iptables"] = {}
         for label in ("v4", "v6"):
@@ -94,10 +83,10 @@ def _saved_rules(label: str) -> str:
     program, listing = ("iptables", "ip_tables_names") if label == "v4" else ("ip6tables", "ip6_tables_names")
     path = Path("/proc/net") / listing
     if path.exists() and path.read_text():
-        saved = _run(f"{program}-legacy-save")
+        saved = run(f"{program}-legacy-save")
         if not Path("/sys/module/nf_tables").exists() or re.search(r"^(-A|:.* - )", saved, re.MULTILINE):
             return saved
-    return _run(f"{program}-nft-save")
+    return run(f"{program}-nft-save")
 
 
 def parse_ipvs(text: str) -> tuple[State, State]:
@@ -162,10 +151,10 @@ def parse_rules(label: str, text: str) -> dict[str, list[str]]:
 
 
 def _read_addresses() -> State:
-    done = _start("ip", "-details", "-json", "address", "show", "dev", "kube-ipvs0")
-    if done.returncode != 0:
+    listing = run("ip", "-details", "-json", "address", "show", "dev", "kube-ipvs0", check=False)
+    if not listing:
         return {}
-    device = json.loads(done.stdout)[0]
+    (device,) = json.loads(listing)
     addresses: State = {
         "(device)": {"flags": ",".join(device["flags"]), "kind": device["linkinfo"]["info_kind"], "mtu": str(device["mtu"])}
     }
@@ -178,7 +167,7 @@ def read_routes() -> State:
     """Our local routes, formatted as rows such as ``route 10.96.0.1/32``."""
     rows: State = {}
     for option, bits in (("-4", 32), ("-6", 128)):
-        listing = _run("ip", option, "route", "show", "table", "local", "protocol", str(ROUTE_PROTOCOL))
+        listing = run("ip", option, "route", "show", "table", "local", "protocol", str(ROUTE_PROTOCOL))
         rows |= {f"route {line.split()[1]}/{bits}": {} for line in listing.splitlines()}
     return rows
 
@@ -189,7 +178,7 @@ def _sysctl_path(name: str) -> Path:
 
 def _read_sysctls() -> State:
     values: State = {name: _sysctl_path(name).read_text().strip() for name in SYSCTLS if _sysctl_path(name).exists()}
-    values[TIMEOUTS] = _run("ipvsadm", "-L", "--timeout").partition(":")[2].strip()
+    values[TIMEOUTS] = run("ipvsadm", "-L", "--timeout").partition(":")[2].strip()
     return values
 
 
@@ -200,13 +189,13 @@ def restore_state(expected: Mapping[str, Any]) -> None:
         RuntimeError: a tool refused the state.
     """
     clear_state()
-    _run("ipvsadm", "--restore", stdin="".join(_server_lines(expected["virtual_servers"], expected["real_servers"])))
+    run("ipvsadm", "--restore", stdin="".join(_server_lines(expected["virtual_servers"], expected["real_servers"])))
     restore_rules(expected)
     commands = ["link add kube-ipvs0 type dummy"]
     commands += [f"address add {address} dev kube-ipvs0" for address in expected["addresses"] if address != "(device)"]
-    _run("ip", "-batch", "-", stdin="\n".join(commands) + "\n")
+    run("ip", "-batch", "-", stdin="\n".join(commands) + "\n")
     sysctls = dict(expected["sysctls"])
-    _run("ipvsadm", "--set", *sysctls.pop(TIMEOUTS).split())
+    run("ipvsadm", "--set", *sysctls.pop(TIMEOUTS).split())
     _write_sysctls(sysctls)
 
 
@@ -216,9 +205,9 @@ def restore_rules(expected: Mapping[str, Any]) -> None:
     Raises:
         RuntimeError: a tool refused the state.
     """
-    _run("ipset", "restore", stdin="".join(_set_lines(expected["ipsets"])))
+    run("ipset", "restore", stdin="".join(_set_lines(expected["ipsets"])))
     for label, program in (("v4", "iptables-restore"), ("v6", "ip6tables-restore")):
-        _run(program, "--noflush", stdin=_rule_text(label, expected["iptables"]))
+        run(program, "--noflush", stdin=_rule_text(label, expected["iptables"]))
 
 
 def unprepare_sysctls() -> None:
@@ -231,7 +220,7 @@ def unprepare_sysctls() -> None:
     }
     values |= {"net.netfilter.nf_conntrack_tcp_timeout_close_wait": "60", HOST_CONNTRACK_MAX: "65536"}
     _write_sysctls(values)
-    _run("ipvsadm", "--set", "900", "120", "300")
+    run("ipvsadm", "--set", "900", "120", "300")
 
 
 def _write_sysctls(values: Mapping[str, str]) -> None:
@@ -243,18 +232,18 @@ def _write_sysctls(values: Mapping[str, str]) -> None:
 
 def clear_state() -> None:
     """Remove all that a proxy programs in this namespace: virtual servers, legacy and nft rules, sets, kube-ipvs0, routes."""
-    _run("ipvsadm", "--clear")
+    run("ipvsadm", "--clear")
     for program, listing in (("iptables-legacy-restore", "ip_tables_names"), ("ip6tables-legacy-restore", "ip6_tables_names")):
         path = Path("/proc/net") / listing
         present = path.read_text().split() if path.exists() else ()
         if tables := [name for name in _BUILT_IN_TABLES if name in present]:
-            _run(program, stdin="".join(f"*{name}\nCOMMIT\n" for name in tables))
+            run(program, stdin="".join(f"*{name}\nCOMMIT\n" for name in tables))
     if Path("/sys/module/nf_tables").exists():
-        _run("nft", "flush", "ruleset")
-    _run("ipset", "destroy")
+        run("nft", "flush", "ruleset")
+    run("ipset", "destroy")
     flush = f"route flush table local protocol {ROUTE_PROTOCOL}\n"
-    _start("ip", "-4", "-force", "-batch", "-", stdin=f"link delete kube-ipvs0\n{flush}")
-    _start("ip", "-6", "-force", "-batch", "-", stdin=flush)
+    run("ip", "-4", "-force", "-batch", "-", stdin=f"link delete kube-ipvs0\n{flush}", check=False)
+    run("ip", "-6", "-force", "-batch", "-", stdin=flush, check=False)
 
 
 def _set_lines(sets: Mapping[str, Any]) -> Iterable[str]:

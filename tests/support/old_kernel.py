@@ -92,7 +92,7 @@ class OldSocket:
         self._inner.setsockopt(level, option, value)
 
     def send(self, data: bytes, /) -> int:
-        messages = list(_split(bytes(data)))
+        messages = fake_netlink.messages(bytes(data))
         if not self._kernel.has_nat_in_inet and any(map(_is_nat_in_inet, messages)):
             self._answers += _refused_transaction(messages)
             return len(data)
@@ -115,7 +115,7 @@ class OldSocket:
             size = int(self._inner.recv_into(buffer, nbytes, flags))
             if size > nbytes:
                 return size
-            answer = b"".join(map(self._as_older, _split(bytes(buffer[:size]))))
+            answer = b"".join(map(self._as_older, fake_netlink.messages(bytes(buffer[:size]))))
         buffer[: len(answer)] = answer
         return len(answer)
 
@@ -128,16 +128,6 @@ class OldSocket:
             payload = whole[_HEADER.size :][:_NETFILTER_HEADER] + told
             return _HEADER.pack(_HEADER.size + len(payload), kind, flags, sequence, port) + payload
         return whole
-
-
-def _split(data: bytes) -> list[bytes]:
-    """The messages of a datagram, each with its padding."""
-    messages = []
-    while len(data) >= _HEADER.size:
-        length = (struct.unpack_from("=I", data)[0] + 3) & ~3
-        messages.append(data[:length])
-        data = data[length:]
-    return messages
 
 
 def _attributes(whole: bytes) -> Mapping[int, tuple[int, int]]:
