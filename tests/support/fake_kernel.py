@@ -85,9 +85,9 @@ class FakeKernel:
     each frontend, the number of tracked flows of each real server.
     """
 
-    def __init__(self, *, schedulers: Collection[str] = SCHEDULERS) -> None:
+    def __init__(self) -> None:
         self.rules = FakePrograms()
-        self.schedulers = frozenset(schedulers)
+        self.schedulers = SCHEDULERS
         self.asked_schedulers: list[str] = []
         self.virtual_servers: dict[VirtualServerKey, KernelVirtualServer] = {}
         self.foreign_virtual_servers = 0
@@ -356,30 +356,16 @@ class FakeKernel:
         return there is self.device if verb is not Verb.SET else not there
 
     def _change_local(self, verb: Verb, item: Device | BoundAddresses | LocalRoutes) -> bool:
-        match item:
-            case Device():
-                return self._change_device(verb, item)
-            case BoundAddresses():
-                return self._change_address(verb, item.key)
-            case LocalRoutes():
-                return self._change_route(verb, item.key)
-
-    def _change_address(self, verb: Verb, address: Address) -> bool:
-        there = address in self.addresses
+        if isinstance(item, Device):
+            return self._change_device(verb, item)
+        held = self.addresses if isinstance(item, BoundAddresses) else self.routes
+        there = item.key in held
         if verb is Verb.REMOVE:
-            self.addresses.discard(address)
+            held.discard(item.key)
             return not there
-        if not self.device:
+        if isinstance(item, BoundAddresses) and not self.device:
             raise fake_sets.Refusal(errno.ENODEV)
-        self.addresses.add(address)
-        return there is (verb is Verb.ADD)
-
-    def _change_route(self, verb: Verb, address: Address) -> bool:
-        there = address in self.routes
-        if verb is Verb.REMOVE:
-            self.routes.discard(address)
-            return not there
-        self.routes.add(address)
+        held.add(item.key)
         return there is (verb is Verb.ADD)
 
     def _change_skeleton(self, verb: Verb, item: Skeleton) -> None:

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -54,10 +54,7 @@ class Firewalld:
         with contextlib.ExitStack() as closing:
             closing.callback(self._stop)
             closing.callback(_end, self._start("dbus-daemon", f"--config-file={configuration}", "--nofork"))
-            deadline = time.monotonic() + RUNS_WITHIN_S
-            while not bus.exists():
-                assert time.monotonic() < deadline, "the message bus does not run"
-                time.sleep(0.1)
+            self._wait_until(bus.exists)
             self.start()
             self._closing = closing.pop_all()
         return self
@@ -73,8 +70,11 @@ class Firewalld:
         self._wait_until_it_answers()
 
     def _wait_until_it_answers(self) -> None:
+        self._wait_until(lambda: self._command("--state").returncode == 0)
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + RUNS_WITHIN_S
-        while self._command("--state").returncode != 0:
+        while not condition():
             assert time.monotonic() < deadline, (self._directory / "log").read_text()
             time.sleep(0.2)
 

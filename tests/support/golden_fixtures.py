@@ -168,11 +168,11 @@ def scenario_of(row: str) -> str:
 
 
 @functools.cache
-def _accepted() -> tuple[tuple[str, str, str], ...]:
+def _accepted() -> list[list[str]]:
     lines = (GOLDEN / "accepted.txt").read_text().splitlines()
-    entries = [line.split(" | ") for line in lines if line.strip() and not line.startswith("#")]
-    assert all(len(entry) == 4 and entry[3].strip() for entry in entries), "accepted.txt: file | section | row | reason"
-    return tuple((file.strip(), section.strip(), row.strip()) for file, section, row, _ in entries)
+    entries = [[part.strip() for part in line.split(" | ")] for line in lines if line.strip() and not line.startswith("#")]
+    assert all(len(entry) == 4 and entry[3] for entry in entries), "accepted.txt: file | section | row | reason"
+    return entries
 
 
 def is_accepted(file: str, section: str, row: str) -> bool:
@@ -180,7 +180,7 @@ def is_accepted(file: str, section: str, row: str) -> bool:
     place = (file, section, row)
     return any(
         all(pattern == text or fnmatch.fnmatchcase(text, pattern) for pattern, text in zip(patterns, place, strict=True))
-        for patterns in _accepted()
+        for *patterns, _ in _accepted()
     )
 
 

@@ -21,16 +21,16 @@ def read_answers(recorded: Mapping[str, Any]) -> State:
     ports = sorted({int(row.rpartition(" ")[2]) for row in recorded["health_check_node_ports"]})
     with_value = {row for row, metric in recorded["metrics"].items() if "value" in metric}
     health = _read_health(ports)  # health is read before the metrics, because the metrics count these requests
-    return health | {"metrics": _read_metrics(with_value)}
+    return health | {"metrics": parse_metrics(fetch("127.0.0.1:10249/metrics").get("body", ""), with_value)}
 
 
-def _read_metrics(with_value: Collection[str]) -> State:
-    """kube-proxy's metrics by name and labels.
+def parse_metrics(text: str, with_value: Collection[str]) -> State:
+    """kube-proxy's metrics in text format, by name and labels.
 
     Each metric has its type and its buckets; only the metrics in these rows have a value.
     """
     metrics: State = {}
-    for family in parser.text_string_to_metric_families(fetch("127.0.0.1:10249/metrics").get("body", "")):
+    for family in parser.text_string_to_metric_families(text):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         for sample in family.samples if name.startswith("kubeproxy_") else ():
             labels = [f'{label}="{value}"' for label, value in sorted(sample.labels.items()) if label != "le"]

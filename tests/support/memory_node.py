@@ -77,8 +77,7 @@ class Watcher(summaries.Watcher):
         self.queued_s: list[float] = []
         self.syncing_s: list[float] = []
         self.summaries: list[SyncSummary] = []
-        self._synced = asyncio.Condition()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._synced = asyncio.Event()
 
     def queued(self, now: float) -> None:
         self.queued_s.append(now)
@@ -88,18 +87,13 @@ class Watcher(summaries.Watcher):
 
     def synced(self, summary: SyncSummary) -> None:
         self.summaries.append(summary)
-        telling = asyncio.create_task(self._tell())
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
-
-    async def _tell(self) -> None:
-        async with self._synced:
-            self._synced.notify_all()
+        self._synced.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until a sync has ended and the condition holds."""
-        async with self._synced:
-            await self._synced.wait_for(condition)
+        while not condition():
+            self._synced.clear()
+            await self._synced.wait()
 
 
 class MemoryNode:
