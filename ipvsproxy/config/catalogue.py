@@ -302,7 +302,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
         text("machine-id-file", overrides_file=True),
     ),
 }
-"""Options of kube-proxy that have no effect here, by the reason, which is also their help text.
+"""Options of kube-proxy that have no effect in ipvsproxy, grouped by the reason, which is also their help text.
 
 These options are read, checked as kube-proxy checks them, and kept: a configuration written by ``--write-config-to`` still means
 the same to kube-proxy.
@@ -360,7 +360,7 @@ OF_COMMANDS = tuple(
         ),
     )
 )
-"""Options that are no settings of ``run``, so that no file has them."""
+"""Options that are not settings of ``run``, so a file cannot contain these options."""
 
 BY_KEY: Mapping[str, Option] = {option.key: option for options in (*OPTIONS.values(), OF_COMMANDS) for option in options}
 """All options by ``Option.key``, in the table's order."""

@@ -260,7 +260,7 @@ Prints the script with which a shell completes commands, flags and their values:
   fish    ipvsproxy completion fish | source
 """
 _PATHS: Mapping[str, str] = {"FILE": "FILE", "DIR": "DIRECTORY"}
-"""The names of what shtab completes, by placeholder."""
+"""The kind of path that shtab completes for each placeholder."""
 _SHORT: Mapping[str, tuple[str, ...]] = {"v": ("-v",), "output": ("-o", "--output"), "namespace": ("-n", "--namespace")}
 _BASH_EQUALS = """
 _ipvsproxy() {

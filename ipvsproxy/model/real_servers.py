@@ -16,7 +16,8 @@ NOT_MASQUERADED = -1
 Setting a weight also sets the forwarding method.
 """
 TUNNELLED = 1 << 32
-"""Added to the weight of a real server that gets its packets by tunnel: more than the kernel's largest weight."""
+"""The bit that is added to the weight of a real server that gets its packets by tunnel. The bit is larger than the kernel's
+largest weight."""
 PLAIN_KEPT = 16
 """The number of virtual servers whose unpacked weights are cached.
 

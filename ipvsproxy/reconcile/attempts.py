@@ -25,9 +25,11 @@ KEPT_S = 180.0
 ADDED_S = 10.0
 """The seconds over which additions are counted: the more additions, the shorter the list must be."""
 WALKED = 2_000_000
-"""The most entries of the list that all additions of ``ADDED_S`` may walk: one or two hundredths of a processor."""
+"""The largest number of list entries that all additions within ``ADDED_S`` may walk together, which takes 1 to 2 % of a
+processor."""
 MOST_KEPT = 10_000
-"""The longest list with few additions: half a millisecond to one for an addition."""
+"""The longest list if there are few additions. With a list of this length, an addition takes half a millisecond to one
+millisecond."""
 FEWEST_KEPT = 1_000
 """A list of this length is always allowed: walking it for a thousand additions a second takes 5 to 10 % of a processor."""
 
@@ -36,7 +38,8 @@ PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed"
 FEW_WAITING = 2
 """The number of real servers without connections that may wait in any virtual server.
 
-In a larger virtual server, as many may wait as are desired. The scheduler walks over waiting real servers for each connection.
+In a virtual server with more desired real servers, as many real servers may wait as are desired. The scheduler walks over waiting
+real servers for each connection.
 """
 
 

@@ -78,7 +78,7 @@ class Drifts:
         self._drifted: Counter[str] = Counter()
         self._left_alone: dict[DriftPlace, int] = {}
         self._places: dict[DriftPlace, _DriftHistory] = {}
-        """The history of each place; the place whose drift is longest ago comes first."""
+        """The history of each drifted object; the object whose last drift is oldest comes first."""
         self._contested: set[DriftPlace] = set()
         self._withheld: dict[DriftPlace, float] = {}
 
@@ -153,7 +153,7 @@ class Observer:
         """The ranges in which the addresses of this host serve node ports."""
 
     def observing(self, observed: Observation, now: float) -> Generator[None, None, None]:
-        """Replaces the observed state by the results of a reading; yields after each piece of work.
+        """Replaces the observed state by the results of a reading, and yields after each piece of work.
 
         The observed state of an unreadable kind stays the same. An observation without all virtual servers is one part of a
         reading; ``concluding`` must be called after the last part.

@@ -5,7 +5,8 @@ from typing import NamedTuple
 from ipvsproxy.model.service import ObjectKind
 
 LEAST = 10
-"""Fewer missing objects than this are always removed at once, except Nodes, of which a cluster may have few."""
+"""If fewer objects than this are missing, they are always removed at once. Nodes are an exception, because a cluster may have few
+Nodes."""
 CONFIRMED_AFTER_S = 60.0
 
 

@@ -56,12 +56,12 @@ FROM_PORT = (Side.SOURCE, Side.DESTINATION)
 """One side of a packet for each field of an entry, as in iptables' ``--match-set NAME dst,dst,src`` (``TO_PORT_FROM``).
 
 ``TO`` is the destination address, or the port for a set of ports; ``TO_PORT`` is address and port of the destination. These four
-use the destination that a packet has when the rule sees it.
+sides use the destination that a packet has at the moment when the rule is evaluated.
 """
 ORIGINALLY_TO = (Side.ORIGINAL_DESTINATION,)
 ORIGINALLY_TO_PORT = (Side.ORIGINAL_DESTINATION, Side.ORIGINAL_DESTINATION)
 FROM_ORIGINAL_PORT = (Side.SOURCE, Side.ORIGINAL_DESTINATION)
-"""As above, but by the destination that the client has chosen, even after IPVS has replaced it by an endpoint."""
+"""These sides use the destination that the client has chosen, even after IPVS has replaced this destination by an endpoint."""
 
 
 def on_set(kind: SetKind, family: Family, sides: tuple[Side, ...], target: Target, protocol: Protocol | None = None) -> Rule:

@@ -44,7 +44,7 @@ from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 _NOTHING = ServiceState(owner=NODE_OWNER)
-"""The desired state in place of that of an absent Service."""
+"""The desired state of a Service that does not exist."""
 
 
 class NodeTables:

@@ -87,7 +87,8 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         self._now = now
         self._added: set[VirtualServerKey] = set()
         self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
-        """The virtual servers to compare after the plan. Once a weight has changed, each has its own copy of its weights."""
+        """The virtual servers to compare after the plan. After a weight has changed, each of these virtual servers has a separate
+        copy of its weights."""
         self.gone_with = 0
         """The number of real servers that this plan has removed together with their virtual server."""
 

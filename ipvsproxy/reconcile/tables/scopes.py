@@ -62,7 +62,7 @@ class Marks:
         """The bits of packet marks that ipvsproxy uses. All other bits stay as they are."""
         self._is_busy = is_busy
         self._unused = 0
-        """The number of the next mark that was never considered; 0 if all were."""
+        """The number of the next mark that was not considered yet; 0 if all marks were considered."""
         self._returned: dict[int, Protocol | None] = {}
         """Marks that were given back, or that the kernel had already, with the protocol of the last port of each mark."""
         self._marks: dict[MarkedPort, int] = {}
@@ -195,7 +195,7 @@ class Scopes:
         self._sets = {family: [(one, self.entries[one.name]) for one in sets if one.family is family] for family in Family}
         """The sets that only scopes use, each with its entries."""
         self._states: dict[ServiceName, ServiceState] = {}
-        """The desired state of each Service with second scopes, as it was put: without marks."""
+        """The desired state of each Service with second scopes, as passed to ``put``, which is without marks."""
         self._changed: dict[ServiceName, None] = {}
         """The Services whose ports may have begun or ceased to need a mark."""
         self._recalls = True
@@ -203,7 +203,8 @@ class Scopes:
         self._closing: dict[FirewallMark, None] = {}
         """The virtual servers that no Service desires, while they drain."""
         self._refused: set[FirewallMark] = set()
-        """Virtual servers of other programs, as long as our entry wrongly shows that they are ours."""
+        """Virtual servers of other programs, while a set entry of ipvsproxy wrongly shows that these virtual servers belong to
+        ipvsproxy."""
 
     def resolve(self, name: ServiceName, state: ServiceState | None) -> ServiceState | None:
         """Adds virtual servers by firewall mark, and the set entries that mark packets, to a Service's state.

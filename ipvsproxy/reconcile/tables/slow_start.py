@@ -63,7 +63,7 @@ class SlowStarts:
         self._putting = putting
         self._states: dict[ServiceName, ServiceState] = {}
         self._fresh: dict[ServiceName, bool] = {}
-        """The Services to reconsider, and whether this process had no state of them before."""
+        """The Services to compute again; the value is true if this process had no earlier state of the Service."""
         self._began_s: dict[ServiceName, dict[VirtualServerKey, Mapping[RealServerKey, float]]] = {}
         self._due_s: dict[ServiceName, float] = {}
 

@@ -11,7 +11,8 @@ from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKe
 from ipvsproxy.translate.api import parse, schema
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""All errors of msgspec for bytes, also for bytes that are not JSON, or JSON nested too deeply for the interpreter."""
+"""All errors that msgspec raises for bytes, including bytes that are not JSON, and JSON that is nested too deeply for the
+interpreter."""
 
 
 class UndecodableError(Exception):

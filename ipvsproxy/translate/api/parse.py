@@ -37,8 +37,8 @@ FEW_PORTS = 8
 MOST_ENTRIES = 65536
 """The most entries of one Service in one ipset.
 
-The bound is the number of entries that kube-proxy's set holds for all Services together. The API bounds a Service only by its
-size.
+The bound is the number of entries that kube-proxy's set holds for all Services together. The API itself limits only the size of a
+Service.
 """
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
