@@ -35,7 +35,7 @@ from ipvsproxy.translate import skeleton, view
 
 CLEAN = 0
 NOT_CLEAN = 1
-"""Exit status if one of our objects is left, or may be."""
+"""The exit status if an object of ipvsproxy remains, or may remain."""
 
 _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
 

@@ -44,9 +44,9 @@ class Finding(NamedTuple):
 ok = functools.partial(Finding, Level.OK)
 """All is well."""
 note = functools.partial(Finding, Level.NOTE)
-"""``run`` corrects it, or it is a reminder: nothing has to be done."""
+"""The operator need not act, because ``run`` corrects the state, or because the finding is only a reminder."""
 warn = functools.partial(Finding, Level.WARN)
-"""The operator should see to it, or at least know it."""
+"""The operator should act, or should at least know about the finding."""
 fail = functools.partial(Finding, Level.FAIL)
 """Traffic cannot flow."""
 

@@ -21,7 +21,8 @@ PAGE_SIZE = 200
 """The largest page that the daemon gives."""
 RATES_AFTER_S = 1.0
 RATES_TRIED = 10
-"""How often, and after which pause, a single picture is requested again until it has rates, which need two readings."""
+"""``top`` without a screen repeats its request at most this many times, with this pause, until the answer has rates. Rates need
+two readings."""
 NEVER_S = 1e12
 """A time that is later than every point of the node's history."""
 NO_TEXTUAL = (

@@ -11,11 +11,11 @@ from ipvsproxy.daemon.base.log import printable
 from ipvsproxy.model.service import ServiceType
 
 UNKNOWN = "-"
-"""Stands for a figure that the daemon does not know (yet): the rates of its first seconds, for example."""
+"""The text in place of a figure that the daemon does not know, such as the rates in the first seconds after its start."""
 
 
 class Question(NamedTuple):
-    """Which Services to show, and their order: the busiest first, or by name. The first page has number 1."""
+    """The selection of the Services to show, and their order: the busiest first, or by name. The first page has number 1."""
 
     sort: Sort = Sort.CONNECTIONS
     is_reversed: bool = False

@@ -14,7 +14,8 @@ from ipvsproxy.translate.view import GRACE_S
 
 RULES = "rules"
 SECOND_READING_S = 2.0
-"""Differences are read again after this time and the minimum interval of syncs, because a proxy may just be programming."""
+"""If there are differences, the kernel is read again after this time plus the minimum interval of syncs, because a proxy may have
+been programming a change."""
 
 
 async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: float = GRACE_S) -> Sequence[Difference]:

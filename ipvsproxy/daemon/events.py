@@ -89,7 +89,8 @@ class Recorder:
         self._all = timing.Bucket(BURST, REFILL_S, self.clock())
         self._objects: timing.RateLimits[Regarding] = timing.RateLimits(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
         self._repeats: Counter[KubernetesEvent] = Counter()
-        """How often each event was repeated since it was last written, while it waited or was dropped."""
+        """The number of repetitions of each event since the event was last written. The repetitions were dropped, or occurred
+        while the event waited."""
         self._pending: dict[KubernetesEvent, float] = {}
         """The time at which each waiting event is due."""
         self._wake = asyncio.Event()

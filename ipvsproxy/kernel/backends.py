@@ -44,7 +44,8 @@ _WITH_EXCEPTIONS = frozenset(
         SetKind.NODE_PORT_SCTP,
     }
 )
-"""Sets that have packets refused or masqueraded unless another set matches too: they are emptied before the other sets."""
+"""Packets that match one of these sets are refused or masqueraded, unless they also match another set. Therefore these sets are
+emptied before all other sets."""
 
 MODULES: Mapping[Backend, Sequence[str]] = {Backend.IPTABLES: host.MODULES, Backend.NFTABLES: host.NFTABLES_MODULES}
 """The modules that IPVS and each backend need."""

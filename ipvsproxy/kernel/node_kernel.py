@@ -104,7 +104,7 @@ class NodeKernel:
         self._without_fingerprint: set[Family] = set()
         """The families whose rules had no fingerprint at the last reading."""
         self._hidden: dict[Family, str] = {}
-        """What to say of each family of which iptables did not show a table at the last reading."""
+        """A notice about each family with a table that iptables did not show at the last reading."""
         drivers: Mapping[DriverName, Driver] = {
             DriverName.IPVS: self.ipvs,
             DriverName.IPSET: self._backend.writes_sets,

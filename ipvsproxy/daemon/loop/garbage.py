@@ -23,7 +23,7 @@ ROUNDS_BETWEEN = 0
 The largest round walks three times ``YOUNG_OBJECTS`` in 6 ms (with Python's default: 400 ms).
 """
 THAW_INTERVAL_S = 24 * 3600.0
-"""Once a day a round walks everything, half a second at 10,000 Services."""
+"""Once a day, a round walks all objects, which takes half a second with 10,000 Services."""
 
 _OLDEST = 2
 _ROUNDS_HAVE_AGES = sys.version_info < (3, 14)

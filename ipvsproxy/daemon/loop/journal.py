@@ -34,7 +34,7 @@ from ipvsproxy.store.guard import CONFIRMED_AFTER_S, Doubt
 from ipvsproxy.store.objects import Complaint
 
 BURST, REFILL_S = 1000, 0.1
-"""Rate limit of lines about objects and failures: so many at once, then one per so many seconds."""
+"""The rate limit of lines about objects and failures: the number of lines at once, and then the seconds for each further line."""
 SUBJECT_BURST, SUBJECT_REFILL_S = 5, 60.0
 """Rate limit of each object's complaints, and of conflicts about one address and port."""
 MOST_SUBJECTS = 1000

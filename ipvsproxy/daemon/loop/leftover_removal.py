@@ -41,7 +41,8 @@ RESISTS, COMES_BACK = "leftover_rules_not_removed", "leftover_rules_come_back"
 FOUND = "leftover_table_found"
 OTHER_BACKEND_RESISTS = "other_backend_not_removed"
 USED_SETS_PATIENCE = 5
-"""So many removals may fail without a log line because a set is in use: the rules that use it are removed meanwhile."""
+"""The number of consecutive failures, because a set is in use, before a failed removal is logged; the rules that use the set are
+usually removed by then."""
 
 AnyPlace = RulesPlace | TablePlace
 

@@ -53,7 +53,8 @@ REST_FACTOR = 4
 Readings after notifications keep this pause, too: a program that changes the kernel all the time must not cost a processor.
 """
 SERVERS_AT_ONCE = 50
-"""The virtual servers whose real servers are read at once: about 5 ms, for which programming may have to wait."""
+"""The number of virtual servers whose real servers are read in one part. A part takes about 5 ms, and programming may have to
+wait for its end."""
 
 
 class ReadableKernel(Protocol):

@@ -32,7 +32,7 @@ from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Co
 LONGEST_READING_S = 5.0
 """The longest wait of a scrape for the counters: half of Prometheus's default timeout, because scrapes take turns.
 
-After that, the scrape shows the figures of the previous one.
+After this wait, the scrape shows the figures of the previous scrape.
 """
 LINES_AT_ONCE = 200
 """Some 30 kB of text: rendering a page of megabytes at once blocks the loop, and needs new memory each time."""

@@ -26,12 +26,12 @@ from ipvsproxy.daemon.base.timing import Backoff
 from ipvsproxy.kernel.base.errors import KernelError
 
 POLL_S = 10.0
-"""The interval of polls of the file without a report of a change."""
+"""The interval at which the file is polled if no change is reported."""
 SETTLE_S = 0.1
-"""The pause between a change and reading it, so that it is complete."""
+"""The pause between a change of the file and the reading of the file, so that the file is complete when it is read."""
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
-"""Bounds of the delay before the next attempt after a failed one."""
+"""The bounds of the delay between a failed attempt and the next attempt."""
 
 
 @dataclasses.dataclass(eq=False)

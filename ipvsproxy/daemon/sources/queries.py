@@ -7,7 +7,8 @@ from typing import NamedTuple
 from ipvsproxy.model.service import ObjectKind, ServiceName
 
 PAGE_ITEMS = 500
-"""The size of a page, and of a part of a list from the watch cache, which may ignore the limit and come as one page."""
+"""The number of objects in a page, and in a part of a list from the watch cache. The watch cache may ignore this limit, and send
+the whole list as one page."""
 ANY_VERSION, LATEST = "0", ""
 
 

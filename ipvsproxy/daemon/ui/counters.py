@@ -44,7 +44,8 @@ from ipvsproxy.reconcile.tables.scopes import MarkedPort
 
 SAMPLE_S = 2.0
 READ_PER_S = 1500
-"""After a reading of this many virtual and real servers, the next one is due a second later: it takes 0.7 % of a processor."""
+"""After a reading of this many virtual and real servers, the next reading is due one second later. Such readings take 0.7 % of a
+processor."""
 QUIET_S = 10.0
 """The least time between two readings while the page has no viewer."""
 SERVERS_OF_PAGES = 100

@@ -21,13 +21,15 @@ from ipvsproxy.translate.api.targets import Targets
 
 WAIT_S = 1.0
 SHORTEST_S, RETRY_S = 1.0, 10.0
-"""The shortest time between two readings of a Service, of which the first succeeded, or failed."""
+"""The shortest time between two readings of a Service: after a successful reading, and after a failed reading."""
 BURST, REFILL_S = 16, 0.5
-"""The rate limit of all readings: so many at once, then one per so many seconds."""
+"""The rate limit of all readings: the number of readings at once, and then the seconds for each further reading."""
 MOST_AT_ONCE, MOST = 8, 32
-"""The most Services whose names one answer takes, and the most whose names are kept. Viewers do not evict each other's names."""
+"""The largest number of Services whose names one answer contains, and the largest number of Services whose names are kept.
+Viewers do not evict each other's names."""
 MOST_FORMER = 1000
-"""The names of former endpoints are kept up to this number, so that draining ones and events still have them."""
+"""The largest number of former endpoints whose names are kept, because the names are needed for draining endpoints and for
+events."""
 ReadTargets = Callable[[ServiceName], Awaitable[Targets]]
 """Reads the pods behind the endpoints of a Service. Raises ApiError."""
 

@@ -23,7 +23,7 @@ from ipvsproxy.reconcile.survey import Statistics
 
 LENGTH_S = 900.0
 POINTS = 450
-"""The largest number of points, of which one is added every two seconds."""
+"""The largest number of points in the history; one point is added every two seconds."""
 SHORT_S = 5.0
 """Two successive intervals that are shorter than this are merged, because the kernel adds up its counters every two seconds."""
 
@@ -343,11 +343,11 @@ _NO_SYNC: Mapping[str, Any] = {
     "durationSeconds": None,
     "latencySeconds": None,
 }
-"""What an event that is no sync says about the subject."""
+"""The text about the subject, if the event is not a sync."""
 
 
 def _failure(outcome: Outcome) -> str:
-    """Which operation failed, and why. Some error messages already name the operation."""
+    """A text that names the failed operation and the reason. Some error messages already name the operation."""
     operation = str(outcome.operation)
     return outcome.error if outcome.error.startswith(operation) else f"{operation}: {outcome.error}"
 

@@ -16,7 +16,8 @@ from ipvsproxy.model.net import Family
 HEADER = struct.Struct("=IHHII")
 """``struct nlmsghdr``: length, type, flags, sequence number, port id."""
 NETFILTER_HEADER = 4
-"""The length of ``struct nfgenmsg``, which follows the header of a netfilter message. With nf_tables it has the generation."""
+"""The length of ``struct nfgenmsg``, which follows the header of a netfilter message. In a message about nf_tables, this
+structure contains the generation."""
 SEQUENCE_OFFSET = 8
 """The position of ``nlmsg_seq`` in ``struct nlmsghdr``."""
 NESTED = 0x8000
@@ -30,7 +31,7 @@ _NETFILTER = struct.Struct(">BBH")
 Encode = Callable[[tuple[bytes, ...]], bytes]
 """Encodes a message from the values of its fields."""
 Sample = tuple[Any, Any]
-"""Two values of one field, as pyroute2 takes them, that differ in every byte."""
+"""Two values of one field, in the form that pyroute2 accepts. The two values differ in every byte."""
 ADDRESSES: Mapping[Family, Sample] = {
     Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - the address is only a sample value
     Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),

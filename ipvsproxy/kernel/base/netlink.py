@@ -40,10 +40,11 @@ time.
 RECEIVE_SIZE = 65536
 """The size of one read in bytes.
 
-The kernel sends up to 32 KiB once it has seen a buffer of that size, and truncates for a smaller buffer.
+After a read with a buffer of 32 KiB, the kernel sends up to 32 KiB at a time, which it would truncate for a smaller buffer.
 """
 DUMP_PAUSES_S: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-"""The waits before each attempt at a dump, if the kernel's data changed during the last one, or an answer was lost.
+"""The waits before each attempt at a dump. An attempt is repeated if the kernel's data changed during the attempt, or if an
+answer was lost.
 
 The kernel goes on working on IPv6 addresses after they were added: half a second for ten thousand addresses. If each attempt at a
 dump lost an answer, later dumps get one attempt each until a dump succeeds: otherwise, reading 34 sets would take half a minute.

@@ -15,7 +15,7 @@ from ipvsproxy.kernel.base.message import attribute, integer, nested, string
 from ipvsproxy.model.rules import BaseChain
 
 TABLE = "ipvsproxy"
-"""Our table, of the family inet. No other table is ever changed, except those that kube-proxy has left behind."""
+"""Our table, of the family inet. ipvsproxy changes no other table, except tables that kube-proxy has left behind."""
 TEXT_LIMIT = 240
 """The longest text that a rule may carry; the kernel's limit is 256 bytes, with two headers, the NUL and the fingerprint."""
 FINGERPRINT_SIZE = 8

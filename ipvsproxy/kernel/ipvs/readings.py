@@ -39,11 +39,11 @@ PART_S = 0.003
 CHECKED_EVERY = 16
 """The number of virtual servers after which the clock is read again."""
 ROOM = 16
-"""The number of virtual servers by which the room for the answer exceeds the present number."""
+"""The buffer for the answer has room for this many virtual servers more than the kernel has at present."""
 FIRST_ROOM = 32
-"""The number of real servers for which the first question about connections has room.
+"""The number of real servers for which the first query about connections has room.
 
-A full answer is asked for again with more room.
+If the answer fills the room, the query is repeated with more room.
 """
 
 _GET_INFO, _GET_SERVICES, _GET_DESTINATIONS = 64 + 1024 + 64 + 1, 64 + 1024 + 64 + 2, 64 + 1024 + 64 + 4

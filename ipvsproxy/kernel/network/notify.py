@@ -22,7 +22,8 @@ from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
 from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL
 
 RECEIVE_BUFFER = 16 << 20
-"""The size in bytes of the queue of events. An event takes about 1 KiB of it, so 10,000 addresses at once cause no overrun."""
+"""The size in bytes of the queue of events. Each event takes about 1 KiB of the queue, so 10,000 addresses at once cause no
+overrun."""
 
 _GROUPS = (1, 5, 9, 7, 11)  # the rtnetlink groups LINK, IPV4_IFADDR, IPV6_IFADDR, IPV4_ROUTE and IPV6_ROUTE
 _NEWLINK, _DELLINK, _NEWADDR, _DELADDR = 16, 17, 20, 21
@@ -82,7 +83,7 @@ class ChangeListener:
         self._index = self._find_device()
         """The index of the device; 0 if the device does not exist."""
         self._has_lost = False
-        """Whether notifications were lost, and those that had arrived before have not been read yet."""
+        """Whether notifications were lost, and the notifications that are still in the queue have not been read yet."""
 
     def fileno(self) -> int:
         """The file descriptor to watch for reading."""

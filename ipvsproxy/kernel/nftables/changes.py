@@ -43,7 +43,7 @@ class NftChanges:
     def __init__(self, own_ports: Collection[int], connect: Callable[[], socket.socket] = open_socket) -> None:
         self.count: int | None = 0
         self.reason = ""
-        """Why the kernel sends no notifications; empty as long as it does."""
+        """The reason why the kernel sends no notifications; empty if the kernel sends notifications."""
         self._own_ports = own_ports
         self._socket: socket.socket | None = None
         try:

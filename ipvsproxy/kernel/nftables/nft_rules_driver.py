@@ -43,11 +43,12 @@ HOOKS: Mapping[tuple[str, str], BaseChain] = {
     ("filter", "FORWARD"): BaseChain("filter", "forward", -5),
     ("filter", "OUTPUT"): BaseChain("filter", "output", -5),
 }
-"""The base chain for each table and built-in chain of iptables. Each one's priority is slightly ahead of other programs' chains.
+"""The base chain for each table and built-in chain of iptables. The priority of each base chain is slightly ahead of the
+priorities of other programs' chains.
 
 IPVS takes arriving packets at ``INPUT`` with priority 99, and this host's own packets at ``OUTPUT`` with priority -98; it sends
-them on through ``OUTPUT`` with the address of an endpoint. Only then does the filter of ``OUTPUT`` meet them: if it dropped a
-packet before IPVS, the sender would get an error, whereas with iptables the sender waits in vain.
+them on through ``OUTPUT`` with the address of an endpoint. The filter of ``OUTPUT`` is evaluated only for these packets: if the
+filter dropped a packet before IPVS, the sender would get an error, whereas with iptables the sender gets no answer.
 """
 
 
