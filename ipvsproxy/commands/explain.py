@@ -23,7 +23,7 @@ from ipvsproxy.store.objects import Complaint, Store
 from ipvsproxy.translate.api.targets import Targets
 from ipvsproxy.translate.view import NodeView
 
-_NAME = re.compile(r"([^/\s:]+/)?[^/\s:]+")
+_NAME = re.compile(r"([^/\s:[\]]+/)?[^/\s:[\]]+")
 
 
 class Place(NamedTuple):

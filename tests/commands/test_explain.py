@@ -63,7 +63,8 @@ def test_explain_accepts_a_service_or_an_address_as_its_subject(text: str, shown
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a/b/c", "10.96.0.1:x", "10.96.0:1:2:3:4", "1.2.3:80", "1.2.3", "10.96.0.300", "[fd00::g]:1", "/web"]
+    "text",
+    ["", "a/b/c", "10.96.0.1:x", "10.96.0:1:2:3:4", "1.2.3:80", "1.2.3", "10.96.0.300", "[10.96.0.300]", "[fd00::g]:1", "/web"],
 )
 def test_explain_refuses_a_subject_that_is_neither_a_service_nor_an_address(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not|is none of"):
