@@ -18,6 +18,7 @@ from ipvsproxy.config.option import Kind, Option
 from ipvsproxy.config.settings import Config
 from ipvsproxy.model.kernel import Timeouts
 from tests.config.loading import EXAMPLES, HEAD, PATH, from_file, from_flags, load_with, problems_of_file
+from tests.fuzz import configuration
 
 _OPTIONS = [option for option in catalogue.BY_KEY.values() if option.field]
 _WRONG: dict[Kind, str] = {
@@ -198,15 +199,28 @@ def test_hostile_keys_of_known_maps_are_refused() -> None:
     assert [problem.partition(": must")[0][:2] for problem in problems_of_file(text)] == ["4:", "5:", "6:"]
 
 
-_ODD = """1|''|null|true|30s|a|0x1|1:30|2001-01-01|[]|{}|[[a]]|{? [a] : b}|~|1e3|-"""
-_SCALARS = strategies.one_of(strategies.sampled_from(_ODD.split("|")), strategies.text(max_size=6))
+_ODD_VALUES = """1|''|null|true|30s|a|0x1|1:30|2001-01-01|[]|{}|[[a]]|{? [a] : b}|~|1e3|-"""
+_LINES = strategies.builds(
+    lambda option, value: nested(option, value).removeprefix(HEAD.replace("mode: ipvs\n", "")),
+    strategies.sampled_from(_OPTIONS),
+    strategies.sampled_from(_ODD_VALUES.split("|")) | strategies.text(max_size=6),
+)
+_ARGUMENTS = strategies.builds(
+    "--{}={}".format,
+    strategies.sampled_from(sorted(catalogue.BY_FLAG.keys() - {"config"})),
+    strategies.sampled_from(["0", "-1", "1s", "true", "::", "[::]:1", "10.0.0.0/8,", "A=true"]) | strategies.text(max_size=40),
+)
 
 
-@given(strategies.lists(strategies.tuples(strategies.sampled_from(_OPTIONS), _SCALARS), max_size=4))
-def test_any_value_of_any_field_is_read_or_refused(fields: list[tuple[Option, str]]) -> None:
-    text = "\n".join(nested(option, value).removeprefix(HEAD.replace("mode: ipvs\n", "")) for option, value in fields)
-    read = file.read((HEAD + text).encode("utf-8", "surrogatepass"), "f")
-    assert all(str(problem).startswith("f") for problem in read.problems)
+@given(
+    arguments=strategies.lists(_ARGUMENTS, max_size=4),
+    lines=strategies.none() | strategies.lists(_LINES | strategies.text(max_size=40), max_size=4),
+)
+def test_any_arguments_and_any_file_result_in_a_configuration_or_in_problems(
+    arguments: list[str], lines: list[str] | None
+) -> None:
+    content = "" if lines is None else f"\n\n{HEAD}" + "\n".join(lines)
+    configuration.config(("\n".join(arguments) + content).encode("utf-8", "surrogatepass"))
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])

@@ -4,13 +4,12 @@
 """
 
 import pytest
-from hypothesis import given, strategies
 
 from ipvsproxy.config import catalogue, load
 from ipvsproxy.config.option import ConfigError, Option, Value
 from ipvsproxy.config.settings import Format
 from ipvsproxy.translate.translation_settings import Binding, TrafficScopes
-from tests.config.loading import EXAMPLES, HEAD, PATH, from_file, load_with, problems_of_file, problems_of_flags
+from tests.config.loading import EXAMPLES, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 
 def test_flags_beside_a_configuration_file_are_ignored_with_a_notice() -> None:
@@ -79,21 +78,6 @@ def test_a_file_of_another_kind_is_not_validated_further() -> None:
     with pytest.raises(ConfigError) as raised:
         load_with(["--config", PATH], b"kind: Pod\napiVersion: v1\n")
     assert [problem.source.name for problem in raised.value.problems] == ["apiVersion", "kind"]
-
-
-_FLAGS = strategies.sampled_from(sorted(catalogue.BY_FLAG.keys() - {"config"}))
-_ODD = strategies.sampled_from(["0", "-1", "1s", "true", "::", "[::]:1", "10.0.0.0/8,", "A=true"])
-_ARGUMENTS = strategies.builds(lambda flag, value: f"--{flag}={value}", _FLAGS, _ODD | strategies.text())
-_CONTENTS = strategies.text().map(lambda text: (HEAD + text).encode("utf-8", "surrogatepass"))
-
-
-@given(arguments=strategies.lists(_ARGUMENTS, max_size=4), content=strategies.none() | _CONTENTS)
-def test_arbitrary_arguments_result_in_a_configuration_or_in_problems(arguments: list[str], content: bytes | None) -> None:
-    try:
-        load_with(arguments if content is None else ["--config", PATH, *arguments], content or b"")
-    except ConfigError as error:
-        assert all(str(problem).strip() for problem in error.problems)  # noqa: PT017 - some arguments raise no error
-        assert error.problems  # noqa: PT017
 
 
 _OPTIONS = list(catalogue.BY_FLAG.values())
@@ -186,12 +170,6 @@ def test_a_wrong_command_line_is_refused_in_one_sentence_with_the_remedy(line: s
 def test_positional_words_may_be_anywhere_among_the_flags(arguments: list[str], words: tuple[str, ...], keys: list[str]) -> None:
     parsed = load.parse(arguments, takes_words=True)
     assert (parsed.words, list(parsed.given), parsed.problems) == (list(words), keys, [])
-
-
-def test_a_word_after_a_boolean_flag_is_not_the_value_of_the_flag() -> None:
-    parsed = load.parse(["--cleanup", "true", "web"], takes_words=True)
-    assert parsed.words == ["web"]
-    assert [str(one.source) for one in parsed.problems] == ["--cleanup"]
 
 
 def test_all_problems_are_reported_and_not_only_the_first() -> None:

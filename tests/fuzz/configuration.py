@@ -20,6 +20,7 @@ def config(data: bytes) -> None:
     try:
         loaded = load.load(arguments, hostname="node-a", read_file=lambda _: content)
     except ConfigError as error:
+        assert error.problems  # noqa: PT017 - some inputs raise no error
         for problem in error.problems:
             _check_text(str(problem))
         return
@@ -33,5 +34,6 @@ def config(data: bytes) -> None:
 
 def _check_text(text: str) -> None:
     """Check that the text is one printable line."""
+    assert text.strip()
     assert text.isprintable(), ascii(text)
     assert len(text) <= LONGEST_LINE, "a line that is too long"
