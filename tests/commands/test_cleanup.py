@@ -33,7 +33,7 @@ from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.model.kernel import TUNNEL_RECORD, Sysctl, render_record
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference, Rule, Skeleton, Verdict
+from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference, Rule, Verdict
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
@@ -145,9 +145,7 @@ def test_virtual_servers_in_excluded_ranges_are_kept_and_reported(kernel: FakeKe
     assert result.notes == ["virtual servers in excluded ranges: 1 stay"]
 
 
-def test_sets_and_addresses_stay_while_one_of_our_virtual_servers_cannot_be_removed(
-    kernel: FakeKernel,
-) -> None:
+def test_sets_and_addresses_stay_while_one_of_our_virtual_servers_cannot_be_removed(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: isinstance(operation.item, VirtualServer))
     result = clean(kernel)
     assert [one.operation.item for one in result.outcomes.values() if one.error] == [
@@ -171,9 +169,7 @@ def test_cleanup_reports_unreadable_kernel_objects_and_keeps_sets_and_device(ker
     assert kernel.device
 
 
-def test_cleanup_fails_if_one_of_the_two_backends_cannot_remove_a_set(
-    kernel: FakeKernel,
-) -> None:
+def test_cleanup_fails_if_one_of_the_two_backends_cannot_remove_a_set(kernel: FakeKernel) -> None:
     result = clean(kernel)
     removal = Operation(Verb.REMOVE, IpSet(SetKind.CLUSTER_IP, Family.IPV4))
     assert not result.outcomes[str(removal)].error
@@ -363,25 +359,6 @@ def test_a_set_that_a_rule_of_another_program_uses_is_kept_and_the_rule_is_repor
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_cleanup_refuses_to_remove_or_list_objects_while_ipvsproxy_runs() -> None:
-    shell("iptables -N KUBE-FORWARD")
-    with contextlib.closing(Instance()):
-        cases = (
-            ["--cleanup"],
-            ["cleanup", "--only=own"],
-            ["cleanup", "--dry-run"],
-            ["cleanup", "--only=own", "--dry-run"],
-        )
-        for arguments, refused in zip(cases, run_in_turn(*cases, within_s=300), strict=True):
-            assert refused.status == 1
-            problem, removed = refused.output.splitlines()
-            assert problem.startswith("problem: another ipvsproxy (process ")
-            assert removed == ("would remove: not known" if "--dry-run" in arguments else "removed: nothing")
-    listed = run_program("cleanup", "--dry-run")
-    assert (listed.status, listed.output.splitlines()[-1]) == (0, "would remove: IPv4 rules")
-
-
-@pytest.mark.usefixtures("network_namespace")
 def test_cleanup_of_only_our_own_objects_keeps_rules_that_kube_proxy_knows() -> None:
     settings = Settings(backend=Backend.NFTABLES)
     every = [skeleton.build_skeleton(family, settings, builders.node_view(), set(SetKind), []) for family in Family]
@@ -503,27 +480,15 @@ def test_cleanup_removes_rules_of_both_iptables_variants_if_the_kernel_supports_
         assert driver.observe(Family.IPV4).chains == {}
 
 
-@pytest.mark.parametrize(("carries", "after"), [("eth0", "0x80"), ("tunl0", "0x81")])
-def test_cleanup_restores_the_settings_of_direct_return_before_it_removes_the_rules_of_direct_return(
-    carries: str, after: str
-) -> None:
+def test_cleanup_restores_the_settings_of_direct_return_before_it_removes_the_rules_of_direct_return() -> None:
     kernel, path = memory_node.new_kernel(), device_flags(Family.IPV4)
     kernel.sysctls |= {path: "0x81", "net/ipv4/conf/all/rp_filter": "0", "net/ipv4/vs/sloppy_tcp": "1"}
     kernel.sysctls[TUNNEL_RECORD] = render_record({"net/ipv4/conf/all/rp_filter": "2", path: "0x80"})
-    kernel.host_addresses.append(builders.interface_address(carries, "10.244.3.0"))
     kernel.chains[Family.IPV4][skeleton.SCOPE_CHAINS[0]] = (Rule(tunnel=True, target=Verdict.DROP),)
     clean(kernel)
-    assert kernel.sysctls[path] == after
-    assert type(kernel.applied[0].item) is (Sysctl if after == "0x80" else Skeleton)
-    if after == "0x80":
-        assert kernel.sysctls["net/ipv4/conf/all/rp_filter"] == "2"
-        assert (kernel.sysctls["net/ipv4/vs/sloppy_tcp"], kernel.sysctls[TUNNEL_RECORD]) == ("1", ""), "no record, no change"
-
-
-def test_cleanup_does_not_change_a_tunnel_device_that_direct_return_has_not_brought_up(kernel: FakeKernel) -> None:
-    kernel.sysctls |= {device_flags(Family.IPV4): "0x81", TUNNEL_RECORD: "the tunnel of another program"}
-    clean(kernel)
-    assert kernel.sysctls[device_flags(Family.IPV4)] == "0x81"
+    assert type(kernel.applied[0].item) is Sysctl
+    assert (kernel.sysctls[path], kernel.sysctls["net/ipv4/conf/all/rp_filter"]) == ("0x80", "2")
+    assert (kernel.sysctls["net/ipv4/vs/sloppy_tcp"], kernel.sysctls[TUNNEL_RECORD]) == ("1", ""), "no record, no change"
 
 
 def test_rules_and_sets_stay_until_the_tunnel_device_that_they_guard_is_down() -> None:

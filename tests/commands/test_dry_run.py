@@ -15,13 +15,8 @@ from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.model.net import Family, parse_address
 from tests.support import builders, http_client, memory_node
 from tests.support.fake_kernel import FakeKernel
-from tests.support.inspected_node import inspected, synced_kernel
+from tests.support.inspected_node import WEB, inspected, synced_kernel
 
-WEB = (
-    builders.node(),
-    builders.service(),
-    builders.endpoint_slice(builders.endpoint("10.244.0.1"), builders.endpoint("10.244.1.1", builders.OTHER_NODE)),
-)
 CLUSTER, THERE = builders.frontend(builders.CLUSTER_IP, 80), builders.backend("10.244.1.1")
 
 
@@ -71,7 +66,7 @@ async def test_a_change_that_the_other_proxy_has_not_programmed_is_reported_as_a
     await compared.dry_run.compare()
     compared.node.store.deliver([memory_node.put(builders.endpoint_slice(builders.endpoint("10.244.0.1")))], 0)
     await compared.dry_run.compare()
-    assert (await compared.differences())["real_server"] == 1
+    assert (await compared.differences())["real_server"] == 2, "at the cluster IP and at the node port"
 
 
 async def test_the_dry_run_keeps_its_last_counts_while_the_kernel_cannot_be_read() -> None:

@@ -38,12 +38,27 @@ PODS: Targets = {
 """What the EndpointSlices name; ``hidden`` is headless."""
 
 
-async def _explain(kernel: FakeKernel, subject: str, *objects: ApiObject, targets: Targets = NO_TARGETS) -> Document:
-    return await explain.describe(inspected(kernel, *objects), explain.parse_subject(subject), targets=targets)
+async def _explain(kernel: FakeKernel, subject: str, *objects: ApiObject) -> Document:
+    return await explain.describe(inspected(kernel, *objects), explain.parse_subject(subject))
 
 
-async def _text(kernel: FakeKernel, subject: str, *objects: ApiObject, targets: Targets = NO_TARGETS) -> list[str]:
-    return list(explain.render(await _explain(kernel, subject, *objects, targets=targets), subject))
+async def _text(
+    kernel: FakeKernel,
+    subject: str,
+    *objects: ApiObject,
+    targets: Targets = NO_TARGETS,
+    translation: Settings | None = None,
+) -> list[str]:
+    node = inspected(kernel, *objects, translation=translation)
+    return list(explain.render(await explain.describe(node, explain.parse_subject(subject), targets=targets), subject))
+
+
+async def _synced_text(
+    subject: str, *objects: ApiObject, targets: Targets = NO_TARGETS, translation: Settings | None = None
+) -> list[str]:
+    """The text about a kernel in which these objects have been programmed."""
+    kernel = await synced_kernel(*objects, translation=translation)
+    return await _text(kernel, subject, *objects, targets=targets, translation=translation)
 
 
 @pytest.mark.parametrize(
@@ -94,15 +109,11 @@ async def test_explaining_an_address_shows_only_the_virtual_servers_of_that_addr
 async def test_explain_reports_external_addresses_that_the_feature_gate_disables_with_their_field() -> None:
     objects = (WEB[0], builders.service("web", external=["203.0.113.9"]))
     gate = Settings(external_addresses=False)
-    kernel = await synced_kernel(*objects, translation=gate)
-    subjects = {}
-    for subject in ("default/web", "203.0.113.9:80", "10.96.0.10:81"):
-        node = inspected(kernel, *objects, translation=gate)
-        subjects[subject] = list(explain.render(await explain.describe(node, explain.parse_subject(subject)), subject))
     why = "  not used: Service default/web spec.externalIPs: the feature gate AllowServiceExternalIPs of this node is off"
-    assert subjects["default/web"][:2] == ["Service default/web (ClusterIP)", why]
+    assert (await _synced_text("default/web", *objects, translation=gate))[:2] == ["Service default/web (ClusterIP)", why]
     nothing = ["Service default/web (ClusterIP)", why, "  no virtual server: nothing is served here"]
-    assert subjects["203.0.113.9:80"] == subjects["10.96.0.10:81"] == nothing
+    for subject in ("203.0.113.9:80", "10.96.0.10:81"):
+        assert await _synced_text(subject, *objects, translation=gate) == nothing
 
 
 async def test_explain_shows_collisions_with_a_service() -> None:
@@ -120,7 +131,7 @@ async def test_explain_shows_collisions_with_a_service() -> None:
 
 
 async def test_endpoints_and_real_servers_are_shown_with_pod_names_before_their_addresses() -> None:
-    lines = await _text(await synced_kernel(*WEB), "default/web", *WEB, targets=PODS)
+    lines = await _synced_text("default/web", *WEB, targets=PODS)
     assert "        -> 10.244.0.1:8080 (default/web-a) weight 1, connections: 0 active, 0 inactive" in lines
     assert "      default/web-a 10.244.0.1 port 8080 on node-a: in" in lines
     assert "      10.244.1.1 port 8080 on node-b: in" in lines
@@ -128,31 +139,29 @@ async def test_endpoints_and_real_servers_are_shown_with_pod_names_before_their_
 
 async def test_explain_searches_for_a_name_without_a_namespace_in_all_namespaces() -> None:
     other = builders.service("web", namespace="other", cluster=["10.96.0.11"])
-    lines = await _text(await synced_kernel(*WEB, other), "web", *WEB, other)
+    lines = await _synced_text("web", *WEB, other)
     assert [line for line in lines if line.startswith("Service ")] == [
         "Service default/web (ClusterIP)",
         "Service other/web (ClusterIP)",
     ]
-    assert await _text(await synced_kernel(*WEB), "we", *WEB) == await _text(FakeKernel(), "we")
+    assert await _synced_text("we", *WEB) == await _text(FakeKernel(), "we")
 
 
 @pytest.mark.parametrize("subject", ["default/web-b", "web-b", "10.244.0.2", "10.244.0.2:8080"])
 async def test_explain_says_for_a_pod_why_each_service_uses_or_does_not_use_the_pod(subject: str) -> None:
-    lines = await _text(await synced_kernel(*WEB), subject, *WEB, targets=PODS)
+    lines = await _synced_text(subject, *WEB, targets=PODS)
     assert lines[0] == "endpoint default/web-b (10.244.0.2) on node-a"
     assert lines[1].startswith("  default/hidden: OUT: the API server is not asked for headless Services")
     assert lines[2:] == ["  default/web port TCP 80, IPv4: OUT: it is not ready"]
-    assert (await _text(await synced_kernel(*WEB), "web-a", *WEB, targets=PODS))[1] == "  default/web port TCP 80, IPv4: in"
-    nameless = await _text(await synced_kernel(*WEB), "10.244.1.1", *WEB)
-    assert nameless == ["endpoint 10.244.1.1 on node-b", "  default/web port TCP 80, IPv4: in"]
+    assert (await _synced_text("web-a", *WEB, targets=PODS))[1] == "  default/web port TCP 80, IPv4: in"
+    assert await _synced_text("10.244.1.1", *WEB) == ["endpoint 10.244.1.1 on node-b", "  default/web port TCP 80, IPv4: in"]
 
 
 async def test_explain_shows_an_endpoint_as_unused_if_the_service_has_no_cluster_ip_of_its_family() -> None:
     stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
     why = "the Service has no cluster IP of IPv6"
-    kernel = await synced_kernel(*WEB)
-    assert await _text(kernel, "fd00::1", *WEB, stray) == ["endpoint fd00::1", f"  default/web: OUT: {why}"]
-    assert f"  not used: EndpointSlice default/web-v6: {why}" in await _text(kernel, "default/web", *WEB, stray)
+    assert await _synced_text("fd00::1", *WEB, stray) == ["endpoint fd00::1", f"  default/web: OUT: {why}"]
+    assert f"  not used: EndpointSlice default/web-v6: {why}" in await _synced_text("default/web", *WEB, stray)
 
 
 async def test_explain_reports_a_service_without_a_cluster_ip_with_its_field() -> None:
@@ -190,7 +199,7 @@ async def test_explain_answers_an_unknown_name_with_the_names_of_other_services(
 async def test_explaining_a_node_port_on_loopback_shows_the_addresses_that_serve_the_node_port(
     subject: str, instead: str
 ) -> None:
-    (line,) = await _text(await synced_kernel(*WEB), subject, *WEB)
+    (line,) = await _synced_text(subject, *WEB)
     assert line.startswith(
         f"  not used: {explain.parse_subject(subject)}: node port 30080 of default/web: IPVS serves no node port"
     )
@@ -198,27 +207,18 @@ async def test_explaining_a_node_port_on_loopback_shows_the_addresses_that_serve
 
 
 async def test_a_loopback_port_that_is_not_a_node_port_is_unknown() -> None:
-    (line,) = await _text(await synced_kernel(*WEB), "127.0.0.1:80", *WEB)
+    (line,) = await _synced_text("127.0.0.1:80", *WEB)
     assert line == "127.0.0.1:80: no Service or endpoint of this name, and no virtual server or endpoint at this address"
-
-
-async def test_explain_names_the_rule_and_the_set_that_cause_masquerading() -> None:
-    document = await _explain(await synced_kernel(*WEB), "192.168.0.10:30080", *WEB)
-    ways = document["services"][0]["ports"][0]["virtualServers"][0]["masquerade"]
-    assert [way["masqueraded"] for way in ways] == [True, True, True]
-    assert ways[0]["sets"] == ["KUBE-NODE-PORT-TCP"]
-    assert ways[0]["rules"][-1].endswith("-j KUBE-MARK-MASQ")
 
 
 async def test_explain_shows_the_cluster_ip_and_the_other_addresses_separately_if_their_endpoints_differ() -> None:
     local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
     objects = (WEB[0], local, WEB[2])
-    kernel = await synced_kernel(*objects)
-    lines = await _text(kernel, "default/web", *objects)
+    lines = await _synced_text("default/web", *objects)
     at = lines.index("    endpoints for traffic to all other addresses:")
     assert "      10.244.1.1 port 8080 on node-b: in" in lines[:at]
     assert lines[at + 3].startswith("      10.244.1.1 port 8080 on node-b: OUT: it is on another node")
-    verdict = (await _text(kernel, "10.244.1.1", *objects))[1]
+    verdict = (await _synced_text("10.244.1.1", *objects))[1]
     assert verdict.startswith("  default/web port TCP 80, IPv4: in for traffic to the cluster IP; OUT: it is on another node")
     assert verdict.endswith("for traffic to all other addresses")
 
@@ -235,10 +235,9 @@ async def test_explain_shows_the_cluster_ip_and_the_other_addresses_separately_i
     ids=["the older Service", "a cluster IP before an older external IP"],
 )
 async def test_explain_shows_which_service_has_a_contested_address_and_why(other: Service, reason: str) -> None:
-    kernel = await synced_kernel(*WEB, other)
     why = f"default/web {reason}"
-    assert f"      also desired by default/other, which must wait: {why}" in await _text(kernel, "default/web", *WEB, other)
-    assert f"      NOT SERVED for this Service: {why}" in await _text(kernel, "default/other", *WEB, other)
+    assert f"      also desired by default/other, which must wait: {why}" in await _synced_text("default/web", *WEB, other)
+    assert f"      NOT SERVED for this Service: {why}" in await _synced_text("default/other", *WEB, other)
 
 
 async def test_explain_reports_source_ranges_that_do_not_contain_this_node() -> None:
@@ -246,7 +245,7 @@ async def test_explain_reports_source_ranges_that_do_not_contain_this_node() -> 
         kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], source_ranges=["203.0.113.0/24"], affinity_timeout_s=60
     )
     objects = (builders.node(), service)
-    lines = await _text(await synced_kernel(*objects), "192.0.2.80:80", *objects)
+    lines = await _synced_text("192.0.2.80:80", *objects)
     assert lines[0] == "Service default/web (LoadBalancer, session affinity 60 s)"
     assert "      only from 203.0.113.0/24" in lines
     assert any("this node itself is outside of these ranges" in line for line in lines)
@@ -257,7 +256,7 @@ async def test_explain_reports_source_ranges_that_do_not_contain_this_node() -> 
 async def test_explain_shows_the_zones_of_endpoints_and_hints_for_other_zones() -> None:
     ends = (endpoint("10.244.0.1", zone="zone-a", zones=["zone-a"]), endpoint("10.244.1.1", OTHER_NODE, zones=["zone-b"]))
     objects = (builders.node(), builders.service(), builders.endpoint_slice(*ends))
-    lines = await _text(await synced_kernel(*objects), "default/web", *objects)
+    lines = await _synced_text("default/web", *objects)
     assert "      10.244.0.1 port 8080 on node-a in zone-a: in" in lines
     assert "      10.244.1.1 port 8080 on node-b: OUT: its hints are for other zones (zone-b)" in lines
 
@@ -281,7 +280,7 @@ async def test_explain_shows_missing_and_draining_real_servers() -> None:
 async def test_explain_shows_virtual_servers_that_no_service_desires_as_stale_or_foreign() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = KernelVirtualServer(VirtualServerSettings("wlc"), {})
-    ((foreign, _),) = [await _text(kernel, "192.0.2.1:80", *WEB)]
+    foreign, _ = await _text(kernel, "192.0.2.1:80", *WEB)
     assert foreign.startswith("TCP 192.0.2.1:80: it is not ours")
     stale = await _text(kernel, "10.96.0.10:80", builders.node())
     assert (
@@ -319,8 +318,7 @@ async def test_explain_shows_which_endpoints_serve_local_clients_and_which_serve
     kernel = await synced_kernel(*SHOP, translation=BOTH_SCOPES)
     if has_bridge:
         kernel.host_addresses.append(InterfaceAddress("cni0", parse_address("10.244.0.1"), 24))
-    document = await explain.describe(inspected(kernel, *SHOP, translation=BOTH_SCOPES), explain.parse_subject("default/shop"))
-    lines = list(explain.render(document, "default/shop"))
+    lines = await _text(kernel, "default/shop", *SHOP, translation=BOTH_SCOPES)
     assert "    mark 0x3fff (IPv4) (clients of this node at TCP 192.0.2.7:80), rr" in lines
     at = lines.index("    endpoints for traffic to all other addresses, of clients of this node:")
     assert lines[at + 1 :] == ["      10.244.0.1 port 8080 on node-a: in", "      10.244.1.1 port 8080 on node-b: in"] or lines[
@@ -334,9 +332,7 @@ async def test_explain_shows_which_endpoints_serve_local_clients_and_which_serve
 
 async def test_explain_says_that_external_clients_of_an_address_without_local_endpoints_are_dropped() -> None:
     objects = (*SHOP[:2], builders.endpoint_slice(endpoint("10.244.1.1", OTHER_NODE), service="shop"))
-    kernel = await synced_kernel(*objects, translation=BOTH_SCOPES)
-    document = await explain.describe(inspected(kernel, *objects, translation=BOTH_SCOPES), explain.parse_subject("192.0.2.7:80"))
-    text = "\n".join(explain.render(document, "192.0.2.7:80"))
+    text = "\n".join(await _synced_text("192.0.2.7:80", *objects, translation=BOTH_SCOPES))
     assert "from outside of the cluster: dropped, since only other nodes have endpoints" in text
     assert "  -> 10.244.1.1:8080 weight 1" in text
 
@@ -355,7 +351,7 @@ async def test_explain_shows_the_settings_that_a_service_chooses_by_annotations(
     service = builders.service("web", affinity_timeout_s=600)
     ready = builders.endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE))
     objects = (WEB[0], builders.with_options(service, annotations=given), ready)
-    lines = await _text(await synced_kernel(*objects), "default/web", *objects)
+    lines = await _synced_text("default/web", *objects)
     assert lines[0] == "Service default/web (ClusterIP, session affinity 600 s, drain deadline 60 s)"
     assert lines[1].startswith("  not used: Service default/web metadata.annotations[ipvsproxy.io/slow-start]: the scheduler mh")
     limits = "connections at most 10, again below 5 of each endpoint"
@@ -384,9 +380,7 @@ async def test_explain_shows_the_path_of_a_connection_over_two_nodes() -> None:
     slices = builders.endpoint_slice(*ends, endpoint("10.244.2.1", "apart"), service="shop")
     objects = (builders.node(), far, builders.with_options(shop, annotations=asking), slices)
     settings = Settings(direct_return=True, cluster_networks=builders.networks("10.244.0.0/16"))
-    kernel = await synced_kernel(*objects, translation=settings)
-    node = inspected(kernel, *objects, translation=settings)
-    lines = list(explain.render(await explain.describe(node, explain.parse_subject("default/shop")), "default/shop"))
+    lines = await _synced_text("default/shop", *objects, translation=settings)
     first = next(number for number, line in enumerate(lines) if "clients outside, whom endpoints of other nodes answer" in line)
     last = next(number for number, line in enumerate(lines) if "packets that other nodes have sent here by tunnel" in line)
     counts = "connections: 0 active, 0 inactive"

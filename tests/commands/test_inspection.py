@@ -23,14 +23,8 @@ from ipvsproxy.translate.api.targets import Targets
 from tests.config import loading
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
-from tests.support.inspected_node import synced_kernel
+from tests.support.inspected_node import WEB, synced_kernel
 from tests.support.summaries import Clock
-
-WEB = (
-    builders.node(),
-    builders.service("web"),
-    builders.endpoint_slice(builders.endpoint("10.244.0.1")),
-)
 
 
 async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:

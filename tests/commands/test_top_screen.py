@@ -5,7 +5,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 from textual.pilot import Pilot
@@ -55,11 +55,15 @@ def _app(daemon: Daemon, interval_s: float = 3600) -> TopApp:
     return TopApp(Question(), interval_s, daemon)
 
 
+async def _until_true(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await pilot.pause(0.01)
+
+
 async def _until(pilot: Pilot[None], *texts: str) -> None:
     """Wait until the screen shows every text in ``texts``."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not all(text in _shown(pilot) for text in texts):
-            await pilot.pause(0.01)
+    await _until_true(pilot, lambda: all(text in _shown(pilot) for text in texts))
 
 
 @contextlib.asynccontextmanager
@@ -118,9 +122,7 @@ async def test_keys_of_the_screen_sort_filter_open_and_quit(size: tuple[int, int
         await pilot.press("q")
         await _until(pilot, "demo/dns")
         await pilot.press("q")
-        async with asyncio.timeout(PATIENCE_S):
-            while app.is_running:
-                await pilot.pause(0.01)
+        await _until_true(pilot, lambda: not app.is_running)
     assert app.return_code == 0
     assert list(dict.fromkeys(daemon.asked)) == [
         Question(),
@@ -189,9 +191,7 @@ async def test_a_paused_screen_does_not_change_until_space_is_pressed_again() ->
         await pilot.pause(0.2)
         assert len(daemon.asked) <= asked + 1, "one question may have been under way"
         await pilot.press("space")
-        async with asyncio.timeout(PATIENCE_S):
-            while len(daemon.asked) <= asked + 1:
-                await pilot.pause(0.01)
+        await _until_true(pilot, lambda: len(daemon.asked) > asked + 1)
         assert "held" not in _shown(pilot)
 
 
@@ -213,9 +213,7 @@ async def test_a_key_switches_between_services_with_problems_and_all_services() 
         await pilot.press("slash", *"web", "enter")
         for wanted in ("web problems:only", "web"):
             await pilot.press("exclamation_mark")
-            async with asyncio.timeout(PATIENCE_S):
-                while daemon.asked[-1].filter != wanted:
-                    await pilot.pause(0.01)
+            await _until_true(pilot, lambda: daemon.asked[-1].filter == wanted)  # noqa: B023 - called at once
             assert pilot.app.screen.query_one(Input).value == wanted
 
 
@@ -231,9 +229,7 @@ async def test_a_slash_typed_into_a_filter_is_part_of_the_filter() -> None:
     daemon = Daemon("demo/web")
     async with _screen(daemon) as pilot:
         await pilot.press("slash", *"demo", "slash", *"w")
-        async with asyncio.timeout(PATIENCE_S):
-            while pilot.app.screen.query_one(Input).value != "demo/w":
-                await pilot.pause(0.01)
+        await _until_true(pilot, lambda: pilot.app.screen.query_one(Input).value == "demo/w")
         assert isinstance(pilot.app.screen, MainScreen)
 
 

@@ -76,24 +76,6 @@ def test_first_lists_from_a_directory_need_no_confirmation_unlike_lists_from_an_
     assert loading.from_flags(*flags).guard_percent == percent
 
 
-@pytest.mark.parametrize(
-    ("flags", "ranges"),
-    [
-        ([], ["0.0.0.0/0", "::/0"]),
-        (["--nodeport-addresses=172.18.0.0/16"], ["172.18.0.0/16", "::/0"]),
-        (["--nodeport-addresses=primary"], []),
-        (["--nodeport-addresses=primary,10.0.0.0/8"], []),
-        (["--nodeport-addresses=primary,all"], ["0.0.0.0/0", "::/0"]),
-        (["--nodeport-addresses=localhost"], ["127.0.0.0/8", "::1/128"]),
-        (["--nodeport-addresses=primary", "--bind-address=172.18.0.2"], ["172.18.0.2/32", "::/0"]),
-    ],
-)
-def test_without_an_api_server_the_address_ranges_of_node_ports_come_from_flags_alone(
-    flags: list[str], ranges: list[str]
-) -> None:
-    assert view.known_node_port_ranges(loading.from_flags(*flags).translation) == builders.networks(*ranges)
-
-
 _OWN = ("10.2.0.5", "2001:db8::5")
 _ALL = ("10.1.0.5", "10.2.0.5", "2001:db8::5", "2001:db8::6")
 

@@ -167,43 +167,38 @@ def test_cleanup_accepts_every_known_proxy_mode_and_an_empty_proxy_mode(mode: st
     [
         ("--iptables-masquerade-bit=32", "32 must be 0..31"),
         ("--iptables-masquerade-bit=-1", "-1 must be 0..31"),
-        ("--v=-1", "-1 must be at least 0"),
+        *(
+            (f"--{name}=-1", "-1 must be at least 0")
+            for name in ("v", "conntrack-max-per-core", "conntrack-min", "kube-api-burst")
+        ),
         ("--oom-score-adj=1001", "1001 must be -1000..1000"),
-        ("--conntrack-max-per-core=-1", "-1 must be at least 0"),
-        ("--conntrack-min=-1", "-1 must be at least 0"),
-        ("--conntrack-tcp-timeout-established=-1s", "-1s must be at least 0s"),
-        ("--conntrack-tcp-timeout-close-wait=-1s", "-1s must be at least 0s"),
+        *((f"--conntrack-tcp-timeout-{name}=-1s", "-1s must be at least 0s") for name in ("established", "close-wait")),
         ("--conntrack-udp-timeout=-1s", "-1s must be at least 0s"),
         ("--conntrack-udp-timeout-stream=-1m", "-1m0s must be at least 0s"),
         ("--ipvs-sync-period=0s", "0s must be greater than 0s"),
-        ("--ipvs-min-sync-period=-1s", "-1s must be at least 0s"),
         ("--ipvs-min-sync-period=31s", "31s must not be longer than --ipvs-sync-period (30s)"),
-        ("--ipvs-tcp-timeout=-1s", "-1s must be at least 0s"),
-        ("--ipvs-tcpfin-timeout=-1s", "-1s must be at least 0s"),
-        ("--ipvs-udp-timeout=-1s", "-1s must be at least 0s"),
+        *(
+            (f"--ipvs-{name}=-1s", "-1s must be at least 0s")
+            for name in ("min-sync-period", "tcp-timeout", "tcpfin-timeout", "udp-timeout")
+        ),
         ("--ipvs-scheduler=no such", "'no such' must be the name of an IPVS scheduler, such as rr, lc, sh or mh"),
         ("--ipvs-exclude-cidrs=10.0.0.0/8,10.0.0.1", "'10.0.0.1' is not a CIDR range such as 10.0.0.0/8"),
         ("--config-sync-period=0", "0s must be greater than 0s"),
-        ("--kube-api-burst=-1", "-1 must be at least 0"),
         ("--bind-address=localhost", "'localhost' must be an IP address"),
-        ("--healthz-bind-address=:10256", "':10256' must be IP or IP:port with a port in 1..65535"),
-        ("--healthz-bind-address=1.2.3.4:0", "'1.2.3.4:0' must be IP or IP:port with a port in 1..65535"),
-        ("--metrics-bind-address=1.2.3.4:65536", "'1.2.3.4:65536' must be IP or IP:port with a port in 1..65535"),
-        ("--metrics-bind-address=[::1]", "'[::1]' must be IP or IP:port with a port in 1..65535"),
-        ("--metrics-bind-address=host:80", "'host:80' must be IP or IP:port with a port in 1..65535"),
+        *(
+            (f"--{name}-bind-address={text}", f"'{text}' must be IP or IP:port with a port in 1..65535")
+            for name in ("healthz", "metrics")
+            for text in (":10256", "1.2.3.4:0", "1.2.3.4:65536", "[::1]", "host:80")
+        ),
         ("--healthz-port=65536", "65536 must be 0..65535"),
         (
             "--detect-local-mode=Magic",
             "'Magic' must be one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix",
         ),
         ("--cluster-cidr=10.0.0.0", "'10.0.0.0' is not a CIDR range such as 10.0.0.0/8"),
-        (
-            "--cluster-cidr=10.0.0.0/8,11.0.0.0/8",
-            "'10.0.0.0/8,11.0.0.0/8' must be one CIDR range, or one IPv4 and one IPv6 range",
-        ),
-        (
-            "--cluster-cidr=10.0.0.0/8,fd00::/8,fd01::/16",
-            "'10.0.0.0/8,fd00::/8,fd01::/16' must be one CIDR range, or one IPv4 and one IPv6 range",
+        *(
+            (f"--cluster-cidr={text}", f"'{text}' must be one CIDR range, or one IPv4 and one IPv6 range")
+            for text in ("10.0.0.0/8,11.0.0.0/8", "10.0.0.0/8,fd00::/8,fd01::/16")
         ),
         (
             "--nodeport-addresses=10.0.0.1",

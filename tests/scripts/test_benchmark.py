@@ -105,19 +105,6 @@ def test_rows_of_several_cases_are_shown_relative_to_the_main_case() -> None:
     assert (row.case, round(row.value, 3), row.target, row.ok) == ("change 100x10", 1.1, 1.3, True)
 
 
-def test_benchmark_figures_are_written_as_rows_of_five_fields(bench: types.ModuleType) -> None:
-    rows = [
-        figures.Row("idle", "processor %", 0.3, 0.2),
-        figures.Row("scrape", "bytes", 48899),
-        figures.unmeasured("churn"),
-    ]
-    assert json.loads(bench.as_json(rows)) == [
-        {"case": "idle", "figure": "processor %", "value": 0.3, "target": 0.2, "ok": False},
-        {"case": "scrape", "figure": "bytes", "value": 48899, "target": None, "ok": True},
-        {"case": "churn", "figure": "could not be measured", "value": None, "target": None, "ok": False},
-    ]
-
-
 def test_rows_that_combine_several_cases_are_recomputed_from_the_saved_rows(bench: types.ModuleType) -> None:
     bench.save([figures.Row("change 10000x10", "p50 ms", 3.2), figures.Row("change 100000x1", "p50 ms", 1.6)])
     bench.save([figures.Row("change 10000x10", "p50 ms", 2.0)])

@@ -22,7 +22,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
 from scripts.benchmark import beside, cases, kube_proxy, outside
-from tests.support import http_client, patience, summaries
+from tests.support import http_client, summaries
 
 ROOT = pathlib.Path(__file__).parents[2]
 FAKE = pathlib.Path(__file__).with_name("fake_proxy.py")
@@ -141,16 +141,6 @@ def _in_namespace(what: str, arguments: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-@pytest.mark.kernel
-@patience.THOROUGH  # the test above measures a process in the same way
-def test_ipvsproxy_is_measured_on_a_kernel_like_any_other_process() -> None:
-    command = shlex.join([sys.executable, "-m", "ipvsproxy"])
-    arguments = json.dumps({**TINY, "command": command, "scrape_pause_s": 0.5, "idle_s": 1})
-    found = _in_namespace("beside", arguments)
-    assert found.keys() == {key for key, _ in kube_proxy.FIGURES}
-    assert found["restart_s"] > 0
 
 
 def test_the_cost_of_a_viewer_is_the_difference_between_the_costs_with_and_without_a_viewer() -> None:
