@@ -2,12 +2,10 @@
 
 import contextlib
 import functools
-import ipaddress
 import resource
 import socket
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipvsproxy.model.rules import Backend
@@ -17,6 +15,7 @@ from tests.chaos.faults import Kind, Order
 from tests.chaos.moments import Moment
 from tests.chaos.world import CLOSED, Question
 from tests.support import golden_http, lab, patience
+from tests.support.cluster import ipvs_table
 
 if TYPE_CHECKING:  # at run time, a history imports this module
     from tests.chaos.history import History
@@ -89,7 +88,7 @@ def _lose_address(life: "History") -> None:
         with moments.without_address():
             ends_s = time.monotonic() + moments.AWAY_S
             while time.monotonic() < ends_s:
-                was_there &= _is_served(BLINKING)
+                was_there &= (BLINKING.protocol, BLINKING.to, BLINKING.port) in ipvs_table()
                 time.sleep(LOOK_S)
         life.figures.asked += 1
         answer = _answer(connection) if was_there else "its virtual server was gone while the address was away"
@@ -206,12 +205,6 @@ def _answer(connection: lab.Connection) -> str:
         return connection.ask(ANSWERED_WITHIN_S)
     except lab.LabError as error:
         return str(error)
-
-
-def _is_served(question: Question) -> bool:
-    """Whether the kernel has this IPv4 virtual server. The function starts no process, because it is called often."""
-    address = [question.protocol, f"{int(ipaddress.ip_address(question.to)):08X}:{question.port:04X}"]
-    return any(line.split()[:2] == address for line in Path("/proc/net/ip_vs").read_text().splitlines())
 
 
 def _body(page: str) -> str:

@@ -26,10 +26,7 @@ class Clients:
         """
         report: list[str] = []
         with contextlib.ExitStack() as loads:
-            results = {
-                question: loads.enter_context(self._node.load(*_target(question), interval_s=INTERVAL_S))
-                for question in QUESTIONS
-            }
+            results = {question: loads.enter_context(self._node.load(*question, interval_s=INTERVAL_S)) for question in QUESTIONS}
             yield report
         for question, (load,) in results.items():
             self._figures.probes += sum(load.outcomes.values())
@@ -41,22 +38,22 @@ class Clients:
 
     def ask_once(self) -> None:
         """Send each request once, at a time when requests may be lost."""
-        results = self._node.probe_all(lab.Probe(*_target(question), timeout_s=0.5) for question in QUESTIONS)
+        results = self._node.probe_all(lab.Probe(*question, timeout_s=0.5) for question in QUESTIONS)
         self._figures.lost_to_drift += sum(one.outcome != "ok" for one in results)
 
     def is_answered(self, question: Question) -> bool:
         """Send one more request; return whether the request was answered."""
-        return self._node.probe(*_target(question)).outcome == "ok"
+        return self._node.probe(*question).outcome == "ok"
 
     def open_one(self, question: Question, source: str) -> lab.Connection:
         """Open one more connection from this source address."""
-        return self._node.open(*_target(question), src=source)
+        return self._node.open(*question, src=source)
 
     def open(self) -> None:
         """Open closed connections again."""
         for question in HELD:
             if question not in self._held:
-                self._held[question] = self._node.open(*_target(question))
+                self._held[question] = self._node.open(*question)
 
     def ask_through_open(self) -> list[str]:
         """Send a request through each open connection; close broken connections, and return their names."""
@@ -79,7 +76,3 @@ class Clients:
         for connection in self._held.values():
             connection.abort()
         self._held.clear()
-
-
-def _target(question: Question) -> tuple[str, str, str, int]:
-    return question.from_, question.protocol, question.to, question.port

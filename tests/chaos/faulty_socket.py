@@ -1,5 +1,6 @@
 """Netlink sockets that inject faults: a test sets in ``faults`` how the requests of the program to the kernel fail."""
 
+import dataclasses
 import errno
 import random
 import struct
@@ -43,41 +44,41 @@ def install(faults: Faults) -> None:
     netlink.Channel = FaultyChannel  # type: ignore[misc]  # replaced on purpose
 
 
+@dataclasses.dataclass(eq=False)
 class FaultySocket:
     """One socket. ``changes`` says whether the current message is a change rather than a query."""
 
-    def __init__(self, real: netlink.Socket, faults: Faults, dice: random.Random, changes: Callable[[], bool]) -> None:
-        self._real = real
-        self._faults = faults
-        self._dice = dice
-        self._changes = changes
-        self._before: list[bytes] = []
-        self._behind: list[bytes] = []
-        self._trouble: Order | None = None
-        self._is_silent = False
+    real: netlink.Socket
+    faults: Faults
+    dice: random.Random
+    changes: Callable[[], bool]
+    _before: list[bytes] = dataclasses.field(default_factory=list)
+    _behind: list[bytes] = dataclasses.field(default_factory=list)
+    _trouble: Order | None = None
+    _is_silent: bool = False
 
     def send(self, data: bytes, /) -> int:
         """Send all messages for which no failure is ordered, in one call."""
         self._before, self._behind, self._trouble, self._is_silent = [], [], None, False
-        order = self._faults.ordered()
+        order = self.faults.ordered()
         if order is None:
-            return self._real.send(data)
+            return self.real.send(data)
         if order.kind is Kind.UNSENT:
             if self._hits(order):
                 raise OSError(errno.ENOBUFS, "no buffer space, as ordered")
         elif order.kind in (Kind.LOST, Kind.CUT, Kind.INTERRUPTED):
-            if self._is_listing(data) or (order.kind is Kind.LOST and self._changes()):
+            if self._is_listing(data) or (order.kind is Kind.LOST and self.changes()):
                 self._trouble = order
-        elif self._changes() or order.kind in _ALSO_LISTINGS:
+        elif self.changes() or order.kind in _ALSO_LISTINGS:
             data = self._refuse(data, order)
-        return self._real.send(data) if data else 0
+        return self.real.send(data) if data else 0
 
     def _refuse(self, data: bytes, order: Order) -> bytes:
         """Answer some messages instead of the kernel; return the remaining messages."""
         *_, last = sequences(data)
         kept = []
         for sequence, message in zip(sequences(data), messages(data), strict=True):
-            if self._faults.ordered() is None or not self._hits(order):
+            if self.faults.ordered() is None or not self._hits(order):
                 kept.append(message)
                 continue
             # The answer to the last message ends the batch, so this answer must follow the kernel's answers.
@@ -90,7 +91,7 @@ class FaultySocket:
         if self._before:
             return _fill(buffer, self._before.pop(0))
         try:
-            size = self._real.recv_into(buffer, nbytes, flags)
+            size = self.real.recv_into(buffer, nbytes, flags)
         except BlockingIOError:
             if self._behind:
                 return _fill(buffer, self._behind.pop(0))
@@ -106,20 +107,20 @@ class FaultySocket:
             return size
         if order.kind is Kind.LOST:
             raise OSError(errno.ENOBUFS, "overrun, as ordered")
-        match self._dice.randrange(3):
+        match self.dice.randrange(3):
             case 0:
                 return nbytes + 1
             case 1:
                 begin_of_last = size - len(messages(bytes(buffer[:size]))[-1])
-                return self._dice.randrange(begin_of_last + 1, size)
+                return self.dice.randrange(begin_of_last + 1, size)
             case _:
                 self._is_silent = True
                 raise BlockingIOError(errno.EAGAIN, "the rest never comes, as ordered")
 
     def _hits(self, order: Order) -> bool:
-        if not order.once and self._dice.random() >= order.share:
+        if not order.once and self.dice.random() >= order.share:
             return False
-        self._faults.done(order)
+        self.faults.done(order)
         return True
 
     @staticmethod
@@ -128,11 +129,11 @@ class FaultySocket:
 
     def getsockopt(self, level: int, option: int, /) -> int:
         """As it is."""
-        return self._real.getsockopt(level, option)
+        return self.real.getsockopt(level, option)
 
     def close(self) -> None:
         """Close it."""
-        self._real.close()
+        self.real.close()
 
 
 def _fill(buffer: bytearray, data: bytes) -> int:

@@ -6,22 +6,10 @@ If the kernel has nf_tables, there is also a table of another program in nf_tabl
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
-from tests.support import nft_state
+from tests.support import golden_state, nft_state
 from tests.support.commands import run
 
-VIRTUAL_SERVERS: Mapping[str, Any] = {
-    "TCP 192.0.2.200:80": {"scheduler": "wlc", "persistent": 0, "netmask": "default", "flags": ""},
-    "UDP 192.0.2.200:53": {"scheduler": "sh", "persistent": 300, "netmask": "default", "flags": ""},
-    "FWM 7 IPv4": {"scheduler": "wlc", "persistent": 0, "netmask": "default", "flags": ""},
-}
-REAL_SERVERS: Mapping[str, Any] = {
-    "TCP 192.0.2.200:80 -> 10.244.1.11:8080": {"forward": "masq", "weight": 7},
-    "UDP 192.0.2.200:53 -> 10.244.1.11:8053": {"forward": "masq", "weight": 0},
-    "FWM 7 IPv4 -> 10.244.1.11:8080": {"forward": "masq", "weight": 3},
-}
 DEVICE = "foreign0"
 SET = "FOREIGN-SET"
 CHAIN = "FOREIGN"
@@ -35,6 +23,7 @@ _IPVS = """\
 -A -f 7 -s wlc
 -a -f 7 -r 10.244.1.11:8080 -m -w 3
 """
+VIRTUAL_SERVERS, REAL_SERVERS = golden_state.parse_ipvs(_IPVS)
 _SETS = f"create {SET} hash:ip,port family inet maxelem 128\nadd {SET} 10.96.0.10,tcp:80\n"
 RULES = f"""\
 *nat

@@ -128,14 +128,12 @@ class TakeOvers:
         Raises:
             TimeoutError: not everything was programmed in time, or the program did not end in time.
         """
-        done: list[TakeOver] = []
-        loads = [self._node.load(*client[:4], src=client.src, interval_s=self._interval_s) for client in CLIENTS]
-        results = [load.__enter__() for load in loads]
-        try:
-            done.extend(self._take_over() for _ in range(count))
-        finally:
-            for load in loads:
-                load.__exit__(None, None, None)
+        with contextlib.ExitStack() as loads:
+            results = [
+                loads.enter_context(self._node.load(*client[:4], src=client.src, interval_s=self._interval_s))
+                for client in CLIENTS
+            ]
+            done = [self._take_over() for _ in range(count)]
         numbers = itertools.count(len(self.durations_s) + 1)
         numbered = list(zip(numbers, done, strict=False))
         self.durations_s += [one.ended_s - one.began_s for one in done]

@@ -7,7 +7,6 @@ change, and their clients must not notice changes of other Services. The *flappi
 come and go. Open connections to the *flapping* Service must not break, because a removed endpoint is drained.
 """
 
-import dataclasses
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -36,8 +35,7 @@ class Key(NamedTuple):
     name: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """A request that must always be answered, because the anchors never change."""
 
     from_: str
@@ -110,7 +108,7 @@ class World:
         choices = [
             "flap",
             *["node"] * (2 if self._direct_return else 0),
-            *(["endpoints", "endpoints", "split", "service", "delete"] if known else ["create"] * 3),
+            *(["endpoints", "endpoints", "split", "change", "delete"] if known else ["create"] * 3),
         ]
         match self._dice.choice(choices):
             case "flap":
@@ -118,12 +116,9 @@ class World:
                 return self._replace(what, "flapping", after)
             case "node":
                 return self._change_node()
-            case "create":
-                after = [self._random_service(number)]
-                return self._replace(f"create {name}", name, [*after, *self._random_slices(name, after[0])], after)
-            case "service":
-                after = [self._random_service(number)]
-                return self._replace(f"change {name}", name, self._random_slices(name, after[0]), after)
+            case ("create" | "change") as what:
+                service = self._random_service(number)
+                return self._replace(f"{what} {name}", name, self._random_slices(name, service), service)
             case "delete":
                 gone = [key for key in self.objects if key == Key("Service", name) or key.name.startswith(f"{name}-")]
                 for key in gone:
@@ -163,11 +158,9 @@ class World:
         ports = (item["spec"].get("healthCheckNodePort") for item in self.objects.values() if item["kind"] == "Service")
         return frozenset(port for port in ports if port)
 
-    def _replace(
-        self, what: str, name: str, slices: list[Object], also: list[Object] | None = None
-    ) -> tuple[str, list[Object], list[Key]]:
-        """Put these EndpointSlices, and delete all other EndpointSlices of the Service."""
-        put = [*(also or []), *(item for item in slices if item not in (also or []))]
+    def _replace(self, what: str, name: str, slices: list[Object], *service: Object) -> tuple[str, list[Object], list[Key]]:
+        """Put these EndpointSlices, and the Service if it is given, and delete all other EndpointSlices of the Service."""
+        put = [*service, *slices]
         kept = {key_of(item) for item in put}
         gone = [
             key for key in self.objects if key.kind == "EndpointSlice" and key.name.startswith(f"{name}-") and key not in kept

@@ -109,7 +109,7 @@ class Node:
         self.desired = golden_state.read_state(SECTIONS)
         assert {TAKEN, FOREIGN} <= self.desired["virtual_servers"].keys(), self.desired["virtual_servers"]
         self._spoil()
-        self._kept = _listed()
+        self._kept = cluster.ipvs_table().keys()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,7 +170,7 @@ class Node:
             run(f"{program}-restore", "--noflush", stdin="*nat\n-F KUBE-POSTROUTING\nCOMMIT\n", check=False)
 
     def _missing(self) -> frozenset[str]:
-        return self._kept - _listed()
+        return frozenset(f"{protocol} {address}:{port}" for protocol, address, port in self._kept - cluster.ipvs_table().keys())
 
     def _lacking(self, *, hides_rules: bool, guards_tunnels: bool) -> list[str]:
         """The names of objects that differ from the desired state.
@@ -246,15 +246,6 @@ def _program(flags: Sequence[str], written: str, orders: Sequence[acts.Order]) -
 
     requirements.DELAYS_S = requirements.DELAYS_S[:TRIES]
     return cli.main(flags)
-
-
-def _listed() -> frozenset[str]:
-    """The virtual servers in the kernel's list, including those of other programs.
-
-    The function starts no process, because it is called often.
-    """
-    words = (line.split() for line in Path("/proc/net/ip_vs").read_text().splitlines())
-    return frozenset(" ".join(line[:2]) for line in words if line and line[0] in ("TCP", "UDP", "SCTP"))
 
 
 def _health() -> bool:

@@ -7,6 +7,7 @@ of the server (``put``, ``delete``). ``test_api_server`` tests which requests th
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import enum
 import json
 import pathlib
@@ -45,26 +46,17 @@ class _End(enum.Enum):
     CUT = enum.auto()
 
 
+@dataclasses.dataclass(eq=False)
 class _Watcher:
     """One open watch, with the lines that have not been sent yet."""
 
-    def __init__(
-        self,
-        resource: Resource,
-        matches: api_store.Matches,
-        transport: asyncio.Transport,
-        *,
-        bookmarks: bool,
-        after_revision: int,
-        drops: bool,
-    ) -> None:
-        self.resource = resource
-        self.after_revision = after_revision
-        self.matches = matches
-        self.transport = transport
-        self.bookmarks = bookmarks
-        self.drops = drops
-        self.queue: asyncio.Queue[bytes | _End] = asyncio.Queue()
+    resource: Resource
+    matches: api_store.Matches
+    transport: asyncio.Transport
+    bookmarks: bool
+    after_revision: int
+    drops: bool
+    queue: asyncio.Queue[bytes | _End] = dataclasses.field(default_factory=asyncio.Queue)
 
     def notify(self, change: Change) -> None:
         event = change.event(self.matches) if change.resource is self.resource else None
@@ -334,7 +326,7 @@ class ApiServer:
         assert isinstance(request.transport, asyncio.Transport)
         bookmarks = query.get("allowWatchBookmarks", "") in {"1", "true"}
         after = _revision(query)
-        watcher = _Watcher(resource, matches, request.transport, bookmarks=bookmarks, after_revision=after, drops=drops)
+        watcher = _Watcher(resource, matches, request.transport, bookmarks, after, drops)
         for item in first:
             watcher.queue.put_nowait(item)
         timeout_s = float(query.get("timeoutSeconds") or 3600)

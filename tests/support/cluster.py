@@ -256,7 +256,7 @@ class Cluster:
 
     def real_servers(self, protocol: str, address: str, port: int) -> dict[str, int]:
         """The weights of a virtual server's real servers by address; empty if there are no real servers."""
-        return _table().get((protocol, address, port), {})
+        return ipvs_table().get((protocol, address, port), {})
 
     def local_addresses(self, *ways: Binding) -> set[str]:
         """The Service addresses that are local by one of these bindings; by default, by either binding."""
@@ -278,10 +278,10 @@ class Cluster:
 
     def virtual_servers(self) -> Iterable[tuple[str, str, int]]:
         """Protocol, address and port of all virtual servers."""
-        return _table().keys()
+        return ipvs_table().keys()
 
 
-def _table() -> dict[tuple[str, str, int], dict[str, int]]:
+def ipvs_table() -> dict[tuple[str, str, int], dict[str, int]]:
     """The contents of ``/proc/net/ip_vs``. The file is read directly, because starting ipvsadm takes long on user-mode Linux."""
     table: dict[tuple[str, str, int], dict[str, int]] = {}
     for line in Path("/proc/net/ip_vs").read_text().splitlines()[3:]:

@@ -7,7 +7,6 @@ from ipvsproxy.config import load
 from ipvsproxy.config.settings import Choices, EngineSettings
 from ipvsproxy.daemon.sources.directory import DirectorySource
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.service import ApiObject, ObjectKind
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.store.objects import Store
@@ -23,9 +22,7 @@ WEB = (
 """A node, and a Service with a cluster IP and a node port, which has an endpoint on this node and one on another node."""
 
 
-def inspected(
-    kernel: FakeKernel, *objects: ApiObject, translation: Settings | None = None, timeouts: Timeouts | None = memory_node.TIMEOUTS
-) -> Inspected:
+def inspected(kernel: FakeKernel, *objects: ApiObject, translation: Settings | None = None) -> Inspected:
     """The node after its source has listed these objects."""
 
     def no_file(path: str) -> bytes:
@@ -46,7 +43,7 @@ def inspected(
                 audit_interval_s=memory_node.AUDIT_INTERVAL_S,
                 drift_check_interval_s=memory_node.DRIFT_CHECK_INTERVAL_S,
                 sysctls=memory_node.SYSCTLS,
-                timeouts=timeouts,
+                timeouts=memory_node.TIMEOUTS,
             ),
             translation or Settings(),
             Policy(),

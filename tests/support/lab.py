@@ -235,19 +235,25 @@ class Lab:
         """Add a node without pods, with the addresses 172.18.0.<number> and fc00:f853:ccd::<number>; return its path."""
         path = self._namespace(name)
         self.ip("client", f"link add {name} type veth peer name eth0 netns {path}", f"link set {name} master lan up")
+        self._connect(name, f"172.18.0.{number}/16", f"fc00:f853:ccd::{number}/64")
         self.ip(
             name,
-            "link set lo up",
-            f"address add 172.18.0.{number}/16 dev eth0",
-            f"address add fc00:f853:ccd::{number}/64 dev eth0 nodad",
-            "link set eth0 up",
-            *(f"route add 10.244.{node}.0/24 via 172.18.0.{via}" for node, via in ((0, 2), (1, 3))),
-            *(
-                f"route add fd00:10:244:{node or ''}{':' if node else ''}:/64 via fc00:f853:ccd::{via}"
-                for node, via in ((0, 2), (1, 3))
-            ),
+            "route add 10.244.0.0/24 via 172.18.0.2",
+            "route add 10.244.1.0/24 via 172.18.0.3",
+            "route add fd00:10:244::/64 via fc00:f853:ccd::2",
+            "route add fd00:10:244:1::/64 via fc00:f853:ccd::3",
         )
         return path
+
+    def _connect(self, namespace: str, *addresses: str, routers: Iterable[str] = ()) -> None:
+        """Give these addresses to eth0 of a namespace, and route everything else through these routers."""
+        self.ip(
+            namespace,
+            "link set lo up",
+            *(f"address add {address} dev eth0{' nodad' if ':' in address else ''}" for address in addresses),
+            "link set eth0 up",
+            *(f"route add default via {router}" for router in routers),
+        )
 
     def _build(self, building: contextlib.ExitStack) -> None:
         client, remote = self._namespace("client"), self._namespace("remote")
@@ -283,18 +289,9 @@ class Lab:
             "route add default via 172.18.0.2",
             "route add default via fc00:f853:ccd::2",
         )
-        self.ip(
-            "remote",
-            "link set lo up",
-            "address add 172.18.0.3/16 dev eth0",
-            "address add fc00:f853:ccd::3/64 dev eth0 nodad",
-            *(f"address add 10.244.1.{number}/32 dev lo" for number in ("11", "12")),
-            *(f"address add fd00:10:244:1::{number}/128 dev lo nodad" for number in ("11", "12")),
-            "link set eth0 up",
-            "route add default via 172.18.0.2",
-            "route add default via fc00:f853:ccd::2",
-        )
+        self._connect("remote", "172.18.0.3/16", "fc00:f853:ccd::3/64", routers=("172.18.0.2", "fc00:f853:ccd::2"))
         for number in ("11", "12"):
+            self.ip("remote", f"address add 10.244.1.{number}/32 dev lo", f"address add fd00:10:244:1::{number}/128 dev lo nodad")
             self._serve_pod("remote", f"10.244.1.{number}", f"fd00:10:244:1::{number}")
         for address in ("0.0.0.0", "::"):
             self.serve("node", "TCP", address, 22)
@@ -324,15 +321,8 @@ class Lab:
             f"link set {name} master cni0 up",
             f"link set {name} type bridge_slave hairpin on",
         )
-        self.ip(
-            name,
-            "link set lo up",
-            f"address add 10.244.0.{number}/24 dev eth0",
-            f"address add fd00:10:244::{number}/64 dev eth0 nodad",
-            "link set eth0 up",
-            "route add default via 10.244.0.1",
-            "route add default via fd00:10:244::1",
-        )
+        routers = ("10.244.0.1", "fd00:10:244::1")
+        self._connect(name, f"10.244.0.{number}/24", f"fd00:10:244::{number}/64", routers=routers)
         self._serve_pod(name, f"10.244.0.{number}", f"fd00:10:244::{number}")
 
     def _serve_pod(self, namespace: str, *addresses: str) -> None:

@@ -126,44 +126,30 @@ table ip docker-bridges {
 """
 """For ``nft -f``."""
 
-FLANNEL = """\
-table ip flannel-ipv4 {
-        comment "rules for flannel-ipv4"
-        chain postrtg {
+_FLANNEL = """\
+table {ip} flannel-{label} {{
+        comment "rules for flannel-{label}"
+        chain postrtg {{
                 comment "chain to manage traffic masquerading by flannel"
                 type nat hook postrouting priority srcnat; policy accept;
                 meta mark 0x00004000 return
-                ip saddr 10.244.0.0/24 ip daddr 10.244.0.0/16 return
-                ip saddr 10.244.0.0/16 ip daddr 10.244.0.0/24 return
-                ip saddr != 10.244.0.0/24 ip daddr 10.244.0.0/16 return
-                ip saddr 10.244.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
-                ip saddr != 10.244.0.0/16 ip daddr 10.244.0.0/16 masquerade fully-random
-        }
-        chain forward {
+                {ip} saddr {node} {ip} daddr {pods} return
+                {ip} saddr {pods} {ip} daddr {node} return
+                {ip} saddr != {node} {ip} daddr {pods} return
+                {ip} saddr {pods} {ip} daddr != {multicast} masquerade fully-random
+                {ip} saddr != {pods} {ip} daddr {pods} masquerade fully-random
+        }}
+        chain forward {{
                 comment "chain to accept flannel traffic"
                 type filter hook forward priority filter; policy accept;
-                ip saddr 10.244.0.0/16 accept
-                ip daddr 10.244.0.0/16 accept
-        }
-}
-table ip6 flannel-ipv6 {
-        comment "rules for flannel-ipv6"
-        chain postrtg {
-                type nat hook postrouting priority srcnat; policy accept;
-                meta mark 0x00004000 return
-                ip6 saddr fd00:10:244::/64 ip6 daddr fd00:10:244::/56 return
-                ip6 saddr fd00:10:244::/56 ip6 daddr fd00:10:244::/64 return
-                ip6 saddr != fd00:10:244::/64 ip6 daddr fd00:10:244::/56 return
-                ip6 saddr fd00:10:244::/56 ip6 daddr != ff00::/8 masquerade fully-random
-                ip6 saddr != fd00:10:244::/56 ip6 daddr fd00:10:244::/56 masquerade fully-random
-        }
-        chain forward {
-                type filter hook forward priority filter; policy accept;
-                ip6 saddr fd00:10:244::/56 accept
-                ip6 daddr fd00:10:244::/56 accept
-        }
-}
+                {ip} saddr {pods} accept
+                {ip} daddr {pods} accept
+        }}
+}}
 """
+FLANNEL = _FLANNEL.format(
+    ip="ip", label="ipv4", node="10.244.0.0/24", pods="10.244.0.0/16", multicast="224.0.0.0/4"
+) + _FLANNEL.format(ip="ip6", label="ipv6", node="fd00:10:244::/64", pods="fd00:10:244::/56", multicast="ff00::/8")
 """For ``nft -f``, with the ranges of the lab's pods."""
 
 KINDNET = """\

@@ -7,7 +7,7 @@ expressions do not change.
 
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ TABLE = ("inet", "ipvsproxy")
 _ABSENT = ("No such file or directory", "not supported")
 _TYPES = ("hash:ip", "bitmap:port", "", "hash:ip,port", "hash:ip,port,ip", "hash:ip,port,net")
 """The type of ipset for a number of fields; one field may be an address or a port."""
-_CHANGING = frozenset({"handle"})
 
 
 def listing(table: tuple[str, str] = TABLE) -> list[tuple[str, State]]:
@@ -112,13 +111,9 @@ class Expressions:
             if kind == "rule":
                 seen.setdefault(f"{one['chain']} {one.get('comment')}", []).append(json.dumps(one["expr"]))
             elif kind == "chain":
-                seen[f"chain {one['name']}"] = [json.dumps(_lasting(one))]
+                seen[f"chain {one['name']}"] = [json.dumps({**one, "handle": 0})]
         return [
             f"{name} is {seen[name]}, and was {first}"
             for name in seen
             if (first := self._first.setdefault(name, seen[name])) != seen[name]
         ]
-
-
-def _lasting(one: Mapping[str, Any]) -> State:
-    return {key: value for key, value in one.items() if key not in _CHANGING}

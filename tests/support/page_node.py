@@ -98,27 +98,23 @@ class Traffic(TrafficReader):
 
 
 class _Watcher(memory_node.Watcher):
-    def __init__(self) -> None:
-        super().__init__()
-        self.pages: Pages | None = None
-        self.status: Status | None = None
+    """Also notifies the health and the page of the node."""
+
+    status: Status
+    pages: Pages
 
     def queued(self, now: float) -> None:
         super().queued(now)
-        if self.status:
-            self.status.queued(now)
+        self.status.queued(now)
 
     def syncing(self, now: float) -> None:
         super().syncing(now)
-        if self.status:
-            self.status.syncing(now)
+        self.status.syncing(now)
 
     def synced(self, summary: SyncSummary) -> None:
         super().synced(summary)
-        if self.status:
-            self.status.synced(summary)
-        if self.pages:
-            self.pages.synced(summary)
+        self.status.synced(summary)
+        self.pages.synced(summary)
 
 
 class PageNode(MemoryNode):

@@ -104,14 +104,12 @@ class Program:
 
     def __enter__(self) -> Self:
         with self._log.open("ab") if self._output is None else open(self._output, "wb") as log:  # noqa: PTH123 - a descriptor, not a path
-            self._process = self._fork(log.fileno()) if self._is_fork else self._start(log.fileno())
+            self._process: AnyProcess = (
+                forked.Forked(self._main, self._flags, output=log.fileno(), environment=self._environment)
+                if self._is_fork
+                else subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment)
+            )
         return self
-
-    def _fork(self, log: int) -> AnyProcess:
-        return forked.Forked(self._main, self._flags, output=log, environment=self._environment)
-
-    def _start(self, log: int) -> AnyProcess:
-        return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
         if self.is_alive:

@@ -4,7 +4,6 @@ If the tests' API server accepted requests that a real API server refuses, it wo
 accepted requests need no test in this module, because the tests that use the server would fail without the answers.
 """
 
-import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -28,31 +27,19 @@ async def server() -> AsyncIterator[ApiServer]:
         yield started
 
 
-class Client:
-    """Sends requests like any HTTP client."""
-
-    def __init__(self, session: aiohttp.ClientSession, closing: contextlib.AsyncExitStack) -> None:
-        self.session = session
-        self._closing = closing
-
-    async def list(self, query: Mapping[str, str]) -> tuple[int, Any]:
-        async with self.session.get(SERVICES.path, params=query) as response:
-            return response.status, await response.json()
-
-    async def watch(self, query: Mapping[str, str]) -> aiohttp.StreamReader:
-        request = self.session.get(SERVICES.path, params={"watch": "1", **query})
-        return (await self._closing.enter_async_context(request)).content
-
-
 @pytest.fixture
-async def http(server: ApiServer) -> AsyncIterator[Client]:
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(server.url, timeout=timeout) as session, contextlib.AsyncExitStack() as closing:
-        yield Client(session, closing)
+async def http(server: ApiServer) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
+        yield session
 
 
-async def event(watch: aiohttp.StreamReader) -> tuple[str, Any]:
-    sent = json.loads(await watch.readline())
+async def answer(http: aiohttp.ClientSession, query: Mapping[str, str]) -> tuple[int, Any]:
+    async with http.get(SERVICES.path, params=query) as response:
+        return response.status, await response.json()
+
+
+async def event(watch: aiohttp.ClientResponse) -> tuple[str, Any]:
+    sent = json.loads(await watch.content.readline())
     return sent["type"], sent["object"]
 
 
@@ -71,38 +58,43 @@ async def event(watch: aiohttp.StreamReader) -> tuple[str, Any]:
     ],
 )
 async def test_a_request_that_an_api_server_refuses_is_refused(
-    server: ApiServer, http: Client, query: Mapping[str, str], status: int, text: str
+    server: ApiServer, http: aiohttp.ClientSession, query: Mapping[str, str], status: int, text: str
 ) -> None:
     server.waits_for_revision = False
     for name in "abc":
         server.put(SERVICES, service(name))
-    past, (_, first) = server.store.revision - 1, await http.list({"limit": "2"})
+    past, (_, first) = server.store.revision - 1, await answer(http, {"limit": "2"})
     server.store.forget_history()
     known = {"past": past, "present": past + 1, "future": past + 9, "token": first["metadata"]["continue"]}
-    answer, body = await http.list({key: value.format_map(known) for key, value in query.items()})
-    assert (answer, body["kind"], body["code"]) == (status, "Status", status)
+    code, body = await answer(http, {key: value.format_map(known) for key, value in query.items()})
+    assert (code, body["kind"], body["code"]) == (status, "Status", status)
     assert text.format_map(known) in body["message"]
 
 
-async def test_a_bookmark_has_only_kind_and_revision_and_is_sent_only_on_request(server: ApiServer, http: Client) -> None:
-    version = str(server.store.revision)
-    asking = await http.watch({"allowWatchBookmarks": "true", "resourceVersion": version})
-    silent = await http.watch({"resourceVersion": version})
-    server.put(NODES, {"metadata": {"name": "elsewhere"}})
-    server.bookmark()
-    server.end_watches(SERVICES)
-    metadata = {"resourceVersion": str(server.store.revision)}
-    assert await event(asking) == ("BOOKMARK", {"kind": "Service", "apiVersion": "v1", "metadata": metadata})
-    assert await silent.read() == b""
+async def test_a_bookmark_has_only_kind_and_revision_and_is_sent_only_on_request(
+    server: ApiServer, http: aiohttp.ClientSession
+) -> None:
+    query = {"watch": "1", "resourceVersion": str(server.store.revision)}
+    async with (
+        http.get(SERVICES.path, params=query | {"allowWatchBookmarks": "true"}) as asking,
+        http.get(SERVICES.path, params=query) as silent,
+    ):
+        server.put(NODES, {"metadata": {"name": "elsewhere"}})
+        server.bookmark()
+        server.end_watches(SERVICES)
+        metadata = {"resourceVersion": str(server.store.revision)}
+        assert await event(asking) == ("BOOKMARK", {"kind": "Service", "apiVersion": "v1", "metadata": metadata})
+        assert await silent.read() == b""
 
 
 async def test_a_watch_with_a_selector_gets_an_event_when_an_object_begins_or_ceases_to_match(
-    server: ApiServer, http: Client
+    server: ApiServer, http: aiohttp.ClientSession
 ) -> None:
-    watch = await http.watch({"labelSelector": "!proxy", "resourceVersion": str(server.store.revision)})
-    for labels in ({}, {"proxy": "other"}, {"proxy": "another"}, {}):
-        server.put(SERVICES, service("web", **labels))
-    assert [(await event(watch))[0] for _ in range(3)] == ["ADDED", "DELETED", "ADDED"]
+    query = {"watch": "1", "labelSelector": "!proxy", "resourceVersion": str(server.store.revision)}
+    async with http.get(SERVICES.path, params=query) as watch:
+        for labels in ({}, {"proxy": "other"}, {"proxy": "another"}, {}):
+            server.put(SERVICES, service("web", **labels))
+        assert [(await event(watch))[0] for _ in range(3)] == ["ADDED", "DELETED", "ADDED"]
 
 
 # The rules for new events: pkg/apis/core/validation/events.go in kubernetes/kubernetes
@@ -136,10 +128,10 @@ EVENT: Object = {
     ],
 )
 async def test_an_invalid_event_and_an_event_with_a_used_name_are_refused(
-    server: ApiServer, http: Client, change: Object, code: int
+    server: ApiServer, http: aiohttp.ClientSession, change: Object, code: int
 ) -> None:
     for status in (code, 409 if code == 201 else code):
         path = "/apis/events.k8s.io/v1/namespaces/default/events"
-        async with http.session.post(path, json=EVENT | change) as response:
+        async with http.post(path, json=EVENT | change) as response:
             assert response.status == status
     assert len(server.events) == (code == 201)
