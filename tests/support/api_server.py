@@ -83,18 +83,14 @@ class ApiServer:
 
     ``token``: the required bearer token; an empty string means that no token is required.
     ``waits_for_revision``: a watch from a future revision waits silently for this revision, and does not get HTTP 504.
-    ``cache``: the contents of a watch cache that is behind; lists that permit older data are answered from this cache.
-    ``has_cache``: if false, each list comes from etcd, in pages. ``knows_drop``: the server leaves managed fields out on request
-    (KEP-5958). ``lists_open``: while this event is cleared, lists are not answered. ``requests``: all requests, in order.
-    ``events``: all created events.
+    ``knows_drop``: the server leaves managed fields out on request (KEP-5958). ``lists_open``: while this event is cleared, lists
+    are not answered. ``requests``: all requests, in order. ``events``: all created events.
     """
 
     def __init__(self, *, tls: "Certificates | None" = None, token: str = "") -> None:
         self.store = api_store.Store()
         self.token = token
         self.waits_for_revision = True
-        self.cache: api_store.Store | None = None
-        self.has_cache = True
         self.knows_drop = True
         self.lists_open = asyncio.Event()
         self.lists_open.set()
@@ -286,13 +282,12 @@ class ApiServer:
         version, limit, token = query.get("resourceVersion", ""), int(query.get("limit") or 0), query.get("continue", "")
         if token and version not in {"", "0"}:
             raise StatusError(400, "BadRequest", "specifying resource version is not allowed when using continue")
-        store = self.cache if self.cache and version and not token else self.store
-        self._require_reached(_revision(query), store)
-        if version not in {"", "0"} and limit and int(version) != store.revision:  # the request is for an exact version
+        self._require_reached(_revision(query))
+        if version not in {"", "0"} and limit and int(version) != self.store.revision:  # the request is for an exact version
             raise StatusError(410, "Expired", f"The resourceVersion for the provided list is too old: {version}")
-        if version == "0" and self.has_cache:
+        if version == "0":
             limit = 0  # the watch cache has no pages
-        page = store.page(
+        page = self.store.page(
             resource,
             lambda item: is_selected(item) and namespace in {"", item["metadata"].get("namespace")},
             limit=limit,
@@ -309,10 +304,9 @@ class ApiServer:
         """
         return self.knows_drop and request.headers.get("Accept", "").startswith("application/json;drop=metadata.managedFields")
 
-    @staticmethod
-    def _require_reached(revision: int, store: api_store.Store) -> None:
-        if revision > store.revision:
-            message = f"Timeout: Too large resource version: {revision}, current: {store.revision}"
+    def _require_reached(self, revision: int) -> None:
+        if revision > self.store.revision:
+            message = f"Timeout: Too large resource version: {revision}, current: {self.store.revision}"
             raise StatusError(504, "Timeout", message)
 
     async def _watch(self, request: web.Request, resource: Resource) -> web.StreamResponse:
@@ -321,7 +315,7 @@ class ApiServer:
         drops = self._drops(request)
         first = self._first_lines(resource, matches, _revision(query), _bare if drops else lambda event: event)
         if not self.waits_for_revision:
-            self._require_reached(_revision(query), self.store)
+            self._require_reached(_revision(query))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         assert isinstance(request.transport, asyncio.Transport)
         bookmarks = query.get("allowWatchBookmarks", "") in {"1", "true"}

@@ -63,6 +63,9 @@ class Sink:
     def lists(self, kind: ObjectKind = ObjectKind.SERVICE) -> int:
         return sum(isinstance(event, Listed) and event.kind is kind for event in self.events)
 
+    def has_all_lists(self) -> bool:
+        return all(map(self.lists, ObjectKind))
+
 
 @dataclasses.dataclass
 class Setup:

@@ -58,9 +58,9 @@ class World:
     answers to requests for the server's version; by default, the server is newer than every client.
     """
 
-    def __init__(self, *script: Answer) -> None:
+    def __init__(self, *script: Answer, served_versions: Iterable[int] = ()) -> None:
         self.script = list(script)
-        self.served_versions: list[int] = []
+        self.served_versions = list(served_versions)
         self.clock = 1000.0
         self.asked: list[str] = []
         self.sleeps: list[float] = []
@@ -143,6 +143,13 @@ class World:
     @property
     def watches(self) -> list[str]:
         return [path for path in self.asked if "watch=1" in path]
+
+
+async def run_script(*script: Answer, served_versions: Iterable[int] = ()) -> World:
+    """Run a reflector with the answers of this script until the script ends."""
+    world = World(*script, served_versions=served_versions)
+    await world.run()
+    return world
 
 
 def names(events: Iterable[Event]) -> list[str]:

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from ipvsproxy.config import load
 from ipvsproxy.daemon.process import lifecycle
+from tests.config import loading
 
 HANGS_S = 60.0
 """How long a hanging thread hangs."""
@@ -63,13 +63,17 @@ def test_a_hanging_thread_does_not_delay_the_end_of_the_process(monkeypatch: pyt
         hanging.cancel()
         return 7
 
-    config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
     try:
         began_s = time.monotonic()
-        assert lifecycle.run(config, main) == 7
+        assert lifecycle.run(loading.from_flags(), main) == 7
         assert time.monotonic() - began_s < HANGS_S
     finally:
         may_end.set()
+
+
+def printed_by(program: str) -> int:
+    """The number that a program prints in a process of its own."""
+    return int(subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, timeout=300).stdout)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others keep no large blocks")
@@ -88,8 +92,7 @@ last = blocks[-1]
 blocks.clear()
 print(resident_kb() - before)
 """
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=300)
-    assert (int(done.stdout) < 10 << 10) == is_given_back
+    assert (printed_by(program) < 10 << 10) == is_given_back
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others have heaps of other kinds")
@@ -109,8 +112,7 @@ thread.start()
 thread.join()
 print(abs(places[0] - places[1]))
 """
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=300)
-    assert (int(done.stdout) < 1 << 30) == is_shared, "heaps of other threads are far from the first one"
+    assert (printed_by(program) < 1 << 30) == is_shared, "heaps of other threads are far from the first one"
 
 
 def test_the_program_starts_with_a_c_library_that_has_no_mallopt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +129,7 @@ def test_a_thread_that_cannot_be_started_raises_an_oserror_in_the_caller(monkeyp
         return 0
 
     monkeypatch.setattr(lifecycle, "set_up_log", lambda _: None)
-    config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
-    assert lifecycle.run(config, main) == 0
+    assert lifecycle.run(loading.from_flags(), main) == 0
 
 
 _DESCRIPTORS = """

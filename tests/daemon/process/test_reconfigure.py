@@ -28,12 +28,6 @@ def choices(node: MemoryNode, settings: dict[str, Any] | None = None, **translat
     return Choices(changed, dataclasses.replace(node.settings, **translation), Policy())
 
 
-async def begun(node: MemoryNode) -> None:
-    node.begin_with(*SERVICES, *SLICES, builders.node())
-    await node.quiet()
-    node.kernel.forget()
-
-
 def schedulers(node: MemoryNode) -> set[str]:
     return {server.settings.scheduler for server in node.kernel.virtual_servers.values()}
 
@@ -50,9 +44,8 @@ def schedulers(node: MemoryNode) -> set[str]:
 async def test_changed_settings_change_only_the_kernel_objects_that_depend_on_them_and_recreate_no_object(
     changed: dict[str, Any], done: list[str]
 ) -> None:
-    node = MemoryNode()
-    async with node.running():
-        await begun(node)
+    async with MemoryNode().serving(*SERVICES, *SLICES) as node:
+        node.kernel.forget()
         before = memory_node.contents(node.kernel)
         node.engine.reconfigure(choices(node, **changed))
         await node.quiet()
@@ -65,10 +58,9 @@ async def test_changed_settings_change_only_the_kernel_objects_that_depend_on_th
 
 @in_virtual_time
 async def test_an_undesired_kernel_setting_keeps_its_value_and_a_newly_desired_setting_is_written() -> None:
-    node = MemoryNode()
-    node.kernel.sysctls["net/ipv4/conf/all/arp_ignore"] = "0"
-    async with node.running():
-        await begun(node)
+    async with MemoryNode().serving() as node:
+        node.kernel.forget()
+        node.kernel.sysctls["net/ipv4/conf/all/arp_ignore"] = "0"
         node.engine.reconfigure(choices(node, {"sysctls": (Sysctl("net/ipv4/conf/all/arp_ignore", "1"),)}))
         await node.quiet()
         assert node.done == ["set sysctl net/ipv4/conf/all/arp_ignore = 1"]
@@ -82,5 +74,6 @@ async def test_settings_that_change_before_the_first_lists_apply_from_the_start(
         node.engine.reconfigure(choices(node, scheduler="lc"))
         await node.quiet()
         assert node.kernel.applied == []
-        await begun(node)
+        node.begin_with(*SERVICES, *SLICES, builders.node())
+        await node.quiet()
         assert schedulers(node) == {"lc"}

@@ -22,6 +22,7 @@ from ipvsproxy.daemon.process import reload
 from ipvsproxy.daemon.process.reload import Reloader
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.rules import Backend
+from tests.config import loading
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"
 NFTABLES = "ipvsproxy: {rulesBackend: nftables}"
@@ -41,6 +42,7 @@ class Process:
         self.applied: list[Config] = []
         self.failures: list[str] = []
         self.outcomes: list[bool] = []
+        self._path = path
         self._arguments = [f"--config={path}", *flags]
         self._has_applied = asyncio.Event()
         self.reloader = Reloader(self.read(), self.read, self._apply, self.outcomes.append)
@@ -53,6 +55,13 @@ class Process:
             raise CannotStartError(self.failures.pop(0))
         self.applied.append(config)
         self._has_applied.set()
+
+    async def check(self) -> None:
+        await self.reloader.check(self._path)
+
+    async def check_changed(self, *lines: str) -> None:
+        write(self._path, *lines)
+        await self.check()
 
     async def until_applied(self) -> Config:
         await asyncio.wait_for(self._has_applied.wait(), WITHIN_S)
@@ -77,6 +86,11 @@ def write(path: pathlib.Path, *lines: str) -> None:
 def path(tmp_path: pathlib.Path) -> pathlib.Path:
     write(tmp_path / "config.conf")
     return tmp_path / "config.conf"
+
+
+@pytest.fixture
+def process(path: pathlib.Path) -> Process:
+    return Process(path)
 
 
 @pytest.fixture
@@ -116,11 +130,10 @@ def swap(path: pathlib.Path, *lines: str) -> None:
 
 @pytest.mark.parametrize("replace", [write, rename, swap])
 async def test_a_new_configuration_file_is_applied_whichever_way_the_old_file_was_replaced(
-    path: pathlib.Path, replace: Callable[..., None], logs: Logs
+    path: pathlib.Path, process: Process, replace: Callable[..., None], logs: Logs
 ) -> None:
     if replace is swap:
         swap(path)
-    process = Process(path)
     async with process.running():
         replace(path, "ipvs: {scheduler: wrr}")
         assert (await process.until_applied()).translation.scheduler == "wrr"
@@ -130,33 +143,29 @@ async def test_a_new_configuration_file_is_applied_whichever_way_the_old_file_wa
 
 
 async def test_a_change_that_inotify_does_not_report_is_noticed_by_polling(
-    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    path: pathlib.Path, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reload, "POLL_S", 0.05)
     monkeypatch.setattr("ipvsproxy.daemon.base.inotify._libc.inotify_init1", lambda _: -1, raising=False)
-    process = Process(path)
     async with process.running():
         write(path, "ipvs: {scheduler: wrr}")
         assert (await process.until_applied()).translation.scheduler == "wrr"
 
 
 async def test_a_refused_file_is_reported_with_field_and_line_and_the_previous_configuration_stays_applied(
-    path: pathlib.Path, logs: Logs
+    path: pathlib.Path, process: Process, logs: Logs
 ) -> None:
-    process = Process(path)
-    await process.reloader.check(path)
-    write(path, "oomScoreAdj: x")
-    await process.reloader.check(path)
-    await process.reloader.check(path)
+    await process.check()
+    await process.check_changed("oomScoreAdj: x")
+    await process.check()
     (line,) = logs
     assert line["event"] == "configuration_refused"
     assert line["error"] == f"{path}:4: oomScoreAdj: 'x' must be a whole number"
     assert process.applied == []
     remove(path)
-    await process.reloader.check(path)
+    await process.check()
     assert logs[-1]["error"].endswith(" cannot be read: No such file or directory")
-    write(path, "oomScoreAdj: 5")
-    await process.reloader.check(path)
+    await process.check_changed("oomScoreAdj: 5")
     assert [config.oom_score_adj for config in process.applied] == [5]
 
 
@@ -170,25 +179,18 @@ async def test_a_configuration_file_that_could_not_be_read_is_read_again_even_if
     remove(path)
     for _ in range(3):
         await process.reloader.check(content)
-    write(path, "ipvs: {scheduler: wrr}")
-    await process.reloader.check(path)
+    await process.check_changed("ipvs: {scheduler: wrr}")
     assert [config.translation.scheduler for config in process.applied] == ["wrr"]
     assert process.outcomes == [False, False, False, True]
     assert [line["event"] for line in logs] == ["configuration_refused", "configuration_changed"]
 
 
-async def test_reverting_a_refused_file_is_logged_as_an_unchanged_configuration(path: pathlib.Path, logs: Logs) -> None:
-    process = Process(path)
-    await process.reloader.check(path)
-    write(path, "oomScoreAdj: x")
-    await process.reloader.check(path)
-    write(path)
-    await process.reloader.check(path)
-    await process.reloader.check(path)
-    assert [line["event"] for line in logs] == [
-        "configuration_refused",
-        "configuration_unchanged",
-    ]
+async def test_reverting_a_refused_file_is_logged_as_an_unchanged_configuration(process: Process, logs: Logs) -> None:
+    await process.check()
+    await process.check_changed("oomScoreAdj: x")
+    await process.check_changed()
+    await process.check()
+    assert [line["event"] for line in logs] == ["configuration_refused", "configuration_unchanged"]
     assert process.applied == []
 
 
@@ -201,10 +203,10 @@ async def test_the_previous_configuration_stays_applied_if_a_new_configuration_c
     process.failures = ["no memory", "no memory", "no buffers"]
     write(path, "ipvs: {scheduler: wrr}", "metricsBindAddress: 127.0.0.1:1")
     for _ in range(3):
-        await process.reloader.check(path)
+        await process.check()
         assert process.reloader.config is before
-    await process.reloader.check(path)
-    await process.reloader.check(path)
+    await process.check()
+    await process.check()
     assert [config.translation.scheduler for config in process.applied] == ["wrr"]
     assert process.reloader.config is process.applied[0]
     assert process.outcomes == [False, False, False, True]
@@ -225,53 +227,47 @@ async def test_a_configuration_that_could_not_be_applied_is_retried_after_a_paus
     monkeypatch.setattr(reload, "LONGEST_RETRY_S", 1000.0)
     process = Process(path)
     process.failures = ["no memory"]
-    write(path, "ipvs: {scheduler: wrr}")
-    await process.reloader.check(path)
-    await process.reloader.check(path)
+    await process.check_changed("ipvs: {scheduler: wrr}")
+    await process.check()
     assert process.outcomes == [False]
     assert logs[-1]["retry_in_s"] >= 500
     if how == "asked":
         process.reloader.ask()
     else:
         write(path, "ipvs: {scheduler: wrr}", "oomScoreAdj: 5")
-    await process.reloader.check(path)
+    await process.check()
     assert [config.translation.scheduler for config in process.applied] == ["wrr"]
 
 
-async def test_a_configuration_file_that_changes_while_it_is_read_is_logged_once(path: pathlib.Path, logs: Logs) -> None:
-    process = Process(path)
+async def test_a_configuration_file_that_changes_while_it_is_read_is_logged_once(
+    path: pathlib.Path, process: Process, logs: Logs
+) -> None:
     process.failures = ["no memory"] * 3
     write(path, "ipvs: {scheduler: wrr}")
     await process.reloader.check(Mock(read_bytes=HEAD.encode))  # this read returns the content before the change
-    await process.reloader.check(path)
+    await process.check()
     assert process.outcomes == [False, False]
     assert [line["event"] for line in logs] == ["reload_failed"]
     process.reloader.ask()
-    await process.reloader.check(path)
+    await process.check()
     assert [line["event"] for line in logs] == ["reload_failed"] * 2, "a signal has a line"
 
 
 async def test_a_configuration_that_could_not_be_applied_is_forgotten_when_the_file_is_reverted(
-    path: pathlib.Path, logs: Logs
+    process: Process, logs: Logs
 ) -> None:
-    process = Process(path)
     process.failures = ["no memory"] * 3
     for line in ("", "oomScoreAdj: x", ""):
-        write(path, "ipvs: {scheduler: wrr}")
-        await process.reloader.check(path)
-        write(path, line)
-        await process.reloader.check(path)
-        await process.reloader.check(path)
-    failed, back = "reload_failed", "configuration_unchanged"
-    refused = "configuration_refused"
+        await process.check_changed("ipvs: {scheduler: wrr}")
+        await process.check_changed(line)
+        await process.check()
+    failed, back, refused = "reload_failed", "configuration_unchanged", "configuration_refused"
     assert [line["event"] for line in logs] == [failed, back, failed, refused, failed, back]
     assert (process.outcomes, process.applied) == ([False, True, False, False, False, True], [])
 
 
-async def test_a_changed_setting_that_needs_a_restart_keeps_its_value_and_is_reported(path: pathlib.Path, logs: Logs) -> None:
-    process = Process(path)
-    write(path, "hostnameOverride: other", "metricsBindAddress: 127.0.0.1:1", "ipvs: {strictARP: true}", NFTABLES)
-    await process.reloader.check(path)
+async def test_a_changed_setting_that_needs_a_restart_keeps_its_value_and_is_reported(process: Process, logs: Logs) -> None:
+    await process.check_changed("hostnameOverride: other", "metricsBindAddress: 127.0.0.1:1", "ipvs: {strictARP: true}", NFTABLES)
     (config,) = process.applied
     assert (config.node_name, config.strict_arp) == ("node-a", True)
     assert config.drivers.rules_backend is Backend.IPTABLES
@@ -286,11 +282,9 @@ async def test_a_changed_setting_that_needs_a_restart_keeps_its_value_and_is_rep
     }
 
 
-async def test_each_option_that_needs_a_restart_keeps_its_value_while_another_option_is_applied(path: pathlib.Path) -> None:
-    process = Process(path)
+async def test_each_option_that_needs_a_restart_keeps_its_value_while_another_option_is_applied(process: Process) -> None:
     allowed = "ipvsproxy: {allowServiceAddresses: [192.0.2.0/24], routeProtocol: 99, serviceMetricsLimit: 7, drainDeadline: 9s}"
-    write(path, allowed)
-    await process.reloader.check(path)
+    await process.check_changed(allowed)
     (config,) = process.applied
     assert config.policy.drain_deadline_s == 9
     assert (config.translation.allowed_addresses, config.drivers.route_protocol) == ((), ROUTE_PROTOCOL)
@@ -299,24 +293,22 @@ async def test_each_option_that_needs_a_restart_keeps_its_value_while_another_op
 
 async def test_a_flag_overrides_the_configuration_file_even_after_the_file_has_changed(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path, "--hostname-override=node-b", "-v=2")
-    write(path, "hostnameOverride: other", "logging: {verbosity: 9}", "iptables: {masqueradeBit: 15}")
-    await process.reloader.check(path)
+    await process.check_changed("hostnameOverride: other", "logging: {verbosity: 9}", "iptables: {masqueradeBit: 15}")
     (config,) = process.applied
     assert (config.node_name, config.logging.verbosity, config.translation.masquerade_bit) == ("node-b", 2, 15)
     assert logs[-1]["applied"] == ["iptables.masqueradeBit"]
 
 
-async def test_a_hangup_signal_causes_an_unchanged_file_to_be_read(path: pathlib.Path, logs: Logs) -> None:
-    process = Process(path)
-    await process.reloader.check(path)
+async def test_a_hangup_signal_causes_an_unchanged_file_to_be_read(process: Process, logs: Logs) -> None:
+    await process.check()
     assert logs == []
     process.reloader.ask()
-    await process.reloader.check(path)
+    await process.check()
     assert [line["event"] for line in logs] == ["configuration_unchanged"]
 
 
 async def test_a_hangup_signal_without_a_configuration_file_is_logged(logs: Logs) -> None:
-    config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
+    config = loading.from_flags()
 
     async def apply(_: Config) -> None:
         raise AssertionError

@@ -38,15 +38,6 @@ async def test_a_rotated_token_is_read_again_after_status_401(tmp_path: pathlib.
         assert running.sink.lists() == 1
 
 
-async def test_tls_certificates_are_verified_with_the_certificate_authority_of_the_kubeconfig(tmp_path: pathlib.Path) -> None:
-    certificates = api_server.Certificates(tmp_path)
-    async with ApiServer(tls=certificates) as server:
-        server.put(SERVICES, service("web"))
-        async with following(server, tmp_path, authority=str(certificates.authority)) as running:
-            await running.sink.until(running.sink.has("web"))
-            assert running.restarts == 0
-
-
 async def test_a_server_with_a_certificate_of_an_unknown_authority_receives_no_request(tmp_path: pathlib.Path) -> None:
     async with ApiServer(tls=api_server.Certificates(tmp_path)) as server:
         with structlog.testing.capture_logs() as logs:
@@ -171,13 +162,6 @@ async def test_outside_a_pod_a_missing_kubeconfig_flag_is_reported(monkeypatch: 
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(credentials.SourceError, match=r"no --kubeconfig was given.*Service host/port is not set"):
         await watch.KubernetesSource(node_name="n1").check()
-
-
-async def test_a_valid_kubeconfig_passes_the_check_without_a_server(tmp_path: pathlib.Path) -> None:
-    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1")
-    source = watch.KubernetesSource(node_name="n1", kubeconfig=kubeconfig)
-    await source.check()
-    assert source.describe() == "API server http://127.0.0.1:1"
 
 
 def run(program: str, *, path: str = "") -> Any:

@@ -17,9 +17,10 @@ import structlog.testing
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.sources import directory
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.service import ApiServersFound, Event, Listed, ListStarted, ObjectKind, Put, ServiceName
+from ipvsproxy.model.service import Event, Listed, ObjectKind, Put, ServiceName
+from tests.support import following
+from tests.support.script import names
 
-DEADLINE_S = 60
 SERVICE = """\
 apiVersion: v1
 kind: Service
@@ -40,48 +41,33 @@ def manifest(name: str, address: str = "10.0.0.1") -> str:
     return SERVICE.format(name=name, address=address)
 
 
-class Sink:
-    """Records the delivered batches, and lets a test wait for a batch."""
+class Sink(following.Sink):
+    """A receiver that also records the delivered batches."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.batches: list[list[Event]] = []
-        self._arrived = asyncio.Event()
 
     def deliver(self, events: Sequence[Event]) -> None:
         self.batches.append(list(events))
-        self._arrived.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                self._arrived.clear()
-                await self._arrived.wait()
+        super().deliver(events)
 
     async def batch(self, number: int) -> list[str]:
         """Wait for the batch with this number, counted from 0."""
         await self.until(lambda: len(self.batches) > number)
-        return described(self.batches[number])
+        return names(self.batches[number])
 
-
-def described(events: Sequence[Event]) -> list[str]:
-    return [
-        f"{type(event).__name__} {event.key.name if event.key else '?'}"
-        for event in events
-        if not isinstance(event, ListStarted | Listed | ApiServersFound)
-    ]
+    @property
+    def listed(self) -> list[Listed]:
+        return [event for event in self.events if isinstance(event, Listed)]
 
 
 @contextlib.asynccontextmanager
-async def following(path: pathlib.Path, settle_s: float = 0.005) -> AsyncIterator[Sink]:
+async def running_source(path: pathlib.Path, settle_s: float = 0.005) -> AsyncIterator[Sink]:
     sink = Sink()
     source = directory.DirectorySource(str(path), settle_s=settle_s, poll_s=0.005)
-    task = asyncio.create_task(source.run(sink.deliver))
-    try:
+    async with following.running_task(source.run(sink.deliver)):
         yield sink
-        assert not task.done(), "the source has ended"
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_the_first_delivery_has_all_objects_and_then_the_end_of_each_list(tmp_path: pathlib.Path) -> None:
@@ -90,21 +76,15 @@ async def test_the_first_delivery_has_all_objects_and_then_the_end_of_each_list(
     (tmp_path / ".hidden.yaml").write_text("a: [")
     (tmp_path / "below.yaml").mkdir()
     (tmp_path / "below.yaml" / "c.yaml").write_text("a: [")
-    async with following(tmp_path) as sink:
+    async with running_source(tmp_path) as sink:
         assert await sink.batch(0) == ["Put a", "Put b"]
-        assert [event.kind for event in sink.batches[0] if isinstance(event, Listed)] == list(ObjectKind)
-
-
-async def test_an_empty_directory_is_a_complete_list(tmp_path: pathlib.Path) -> None:
-    async with following(tmp_path) as sink:
-        await sink.batch(0)
-        assert sink.batches == [[Listed(kind, frozenset()) for kind in ObjectKind]]
+        assert [event.kind for event in sink.listed] == list(ObjectKind)
 
 
 async def test_later_deliveries_contain_only_changed_objects(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.yaml").write_text(manifest("a"))
     (tmp_path / "b.yaml").write_text(manifest("b"))
-    async with following(tmp_path) as sink:
+    async with running_source(tmp_path) as sink:
         await sink.batch(0)
         (tmp_path / "a.yaml").write_text(manifest("a", "10.0.0.2"))
         assert await sink.batch(1) == ["Put a"]
@@ -116,7 +96,7 @@ async def test_later_deliveries_contain_only_changed_objects(tmp_path: pathlib.P
 
 
 async def test_changes_in_quick_succession_are_delivered_together(tmp_path: pathlib.Path) -> None:
-    async with following(tmp_path, settle_s=2.0) as sink:
+    async with running_source(tmp_path, settle_s=2.0) as sink:
         await sink.batch(0)
         for name in "abc":
             (tmp_path / f"{name}.yaml").write_text(manifest(name))
@@ -134,7 +114,7 @@ async def test_a_directory_that_changes_all_the_time_is_still_read(
             (tmp_path / "noise").write_text("")
             await asyncio.sleep(0.001)
 
-    async with following(tmp_path, settle_s=0.1) as sink:
+    async with running_source(tmp_path, settle_s=0.1) as sink:
         await sink.batch(0)
         noise = asyncio.create_task(disturb())
         (tmp_path / "a.yaml").write_text(manifest("a"))
@@ -148,7 +128,7 @@ async def test_a_config_map_volume_is_followed_when_its_link_is_swapped(tmp_path
         (tmp_path / version / "a.yaml").write_text(manifest("a", address))
     (tmp_path / "..data").symlink_to("..1")
     (tmp_path / "a.yaml").symlink_to("..data/a.yaml")
-    async with following(tmp_path) as sink:
+    async with running_source(tmp_path) as sink:
         assert await sink.batch(0) == ["Put a"]
         (tmp_path / "..data_tmp").symlink_to("..2")
         (tmp_path / "..data_tmp").rename(tmp_path / "..data")
@@ -163,10 +143,10 @@ async def test_a_directory_that_is_moved_away_keeps_its_objects_and_is_read_agai
     place.mkdir()
     (place / "a.yaml").write_text(manifest("a"))
     with structlog.testing.capture_logs() as logs:
-        async with following(place) as sink:
+        async with running_source(place) as sink:
             await sink.batch(0)
             place.rename(tmp_path / "away")
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(following.DEADLINE_S):
                 while not any(line["event"] == "manifests_unreadable" for line in logs):  # noqa: ASYNC110  # no event signals a log line
                     await asyncio.sleep(0.001)
             (tmp_path / "next").mkdir()
@@ -188,7 +168,7 @@ async def test_an_absent_directory_does_not_count_as_a_complete_list(tmp_path: p
     assert source.describe() == f"directory {place}: No such file or directory"
     place.mkdir()
     await source.read(sink.deliver)
-    assert [event.kind for event in sink.batches[0] if isinstance(event, Listed)] == list(ObjectKind)
+    assert sink.batches == [[Listed(kind, frozenset()) for kind in ObjectKind]]
     assert source.describe() == f"directory {place}"
 
 
@@ -223,20 +203,12 @@ async def test_an_unreadable_file_is_read_again_until_it_is_readable_and_its_obj
     assert [line["error"] for line in logs if line["event"] == "manifests_unreadable"] == ["a.yaml: Input/output error"]
 
 
-UNREADABLE: Mapping[str, Callable[[pathlib.Path], None]] = {
-    "half a document": lambda path: _write(path, '{"kind": "Serv'),
-    "a readable document before half of one": lambda path: _write(path, manifest("a") + "---\nspec: ["),
-    "an object without a name": lambda path: _write(path, "{apiVersion: v1, kind: Service, metadata: {}}"),
+UNREADABLE: Mapping[str, Callable[[pathlib.Path], object]] = {
+    "half a document": lambda path: path.write_text('{"kind": "Serv'),
+    "a readable document before half of one": lambda path: path.write_text(manifest("a") + "---\nspec: ["),
+    "an object without a name": lambda path: path.write_text("{apiVersion: v1, kind: Service, metadata: {}}"),
     "a dangling link": lambda path: path.symlink_to("nowhere"),
 }
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    path.write_text(text)
-
-
-def listed(sink: Sink) -> list[Listed]:
-    return [event for batch in sink.batches for event in batch if isinstance(event, Listed)]
 
 
 @pytest.mark.parametrize("mends", [True, False], ids=["mended", "removed"])
@@ -250,16 +222,16 @@ async def test_no_list_is_complete_before_every_file_could_be_read(tmp_path: pat
     with structlog.testing.capture_logs() as logs:
         for _ in range(20):
             await source.read(sink.deliver)
-    assert "Put a" in described(sink.batches[0])
-    assert listed(sink) == []
+    assert "Put a" in names(sink.batches[0])
+    assert sink.listed == []
     assert source.problem.startswith("b.yaml")
     assert [line["event"] for line in logs] == ["manifests_unreadable"]
     (tmp_path / "b.yaml").unlink()
     if mends:
         (tmp_path / "b.yaml").write_text(manifest("b"))
     await source.read(sink.deliver)
-    names = {"a", "b", "odd"} if mends else {"a", "odd"}
-    assert [{key.name for key in event.keys} for event in listed(sink)] == [names, set(), set()]
+    complete = {"a", "b", "odd"} if mends else {"a", "odd"}
+    assert [{key.name for key in event.keys} for event in sink.listed] == [complete, set(), set()]
     assert source.problem == ""
 
 
@@ -269,13 +241,13 @@ async def test_the_source_reads_the_directory_again_and_again_until_the_first_li
     monkeypatch.setattr(directory, "FIRST_RETRY_S", 0.001)
     (tmp_path / "a.yaml").write_text(manifest("a"))
     (tmp_path / "b.yaml").symlink_to("elsewhere/b.yaml")
-    async with following(tmp_path) as sink:
+    async with running_source(tmp_path) as sink:
         assert await sink.batch(0) == ["Put a"]
-        assert listed(sink) == []
+        assert sink.listed == []
         (tmp_path / "elsewhere").mkdir()
-        _write(tmp_path / "elsewhere" / "b.yaml", manifest("b"))
-        await sink.until(lambda: bool(listed(sink)))
-        assert described(sink.batches[-1]) == ["Put b"]
+        (tmp_path / "elsewhere" / "b.yaml").write_text(manifest("b"))
+        await sink.until(lambda: bool(sink.listed))
+        assert names(sink.batches[-1]) == ["Put b"]
 
 
 async def test_unchanged_files_are_not_read_again(tmp_path: pathlib.Path) -> None:

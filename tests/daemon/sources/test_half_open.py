@@ -1,7 +1,4 @@
-"""Covers a connection whose peer has vanished silently: a real kernel drops packets in both directions.
-
-``test_watch`` covers the real pauses, which add up to 30 s.
-"""
+"""Covers a connection whose peer has vanished silently: a real kernel drops packets in both directions."""
 
 import asyncio
 import pathlib

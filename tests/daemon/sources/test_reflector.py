@@ -17,15 +17,30 @@ from hypothesis import strategies as st
 from ipvsproxy.daemon.sources import queries, reflector
 from ipvsproxy.daemon.sources.source import ApiError, Trouble
 from ipvsproxy.model.service import Event, Gone, Listed, ListStarted, ObjectKind, ServiceName
-from tests.support.script import GONE, GONE_LINE, WEB, Answer, ScriptEndError, World, bookmark, line, names, page, service
+from tests.support.script import (
+    GONE,
+    GONE_LINE,
+    WEB,
+    Answer,
+    ScriptEndError,
+    World,
+    bookmark,
+    line,
+    names,
+    page,
+    run_script,
+    service,
+)
 from tests.support.virtual_time import in_virtual_time
+
+ADDED = line("ADDED", service("a", 105))
+"""A watch line with the Service a, at the resource version 105."""
 
 # Requests
 
 
 async def test_a_watch_requests_a_timeout_within_bounds_and_waits_a_little_longer_than_the_timeout() -> None:
-    world = World(page(), [600.0], [600.0], [600.0])
-    await world.run()
+    world = await run_script(page(), [600.0], [600.0], [600.0])
     timeouts = [int(path.rpartition("timeoutSeconds=")[2]) for path in world.watches]
     assert all(300 <= timeout <= 600 for timeout in timeouts)
     assert len(set(timeouts)) > 1
@@ -36,8 +51,7 @@ async def test_a_watch_requests_a_timeout_within_bounds_and_waits_a_little_longe
 
 
 async def test_pages_of_a_list_are_delivered_as_they_arrive_and_the_end_of_the_list_last() -> None:
-    world = World(page(service("a"), service("b"), more="t1"), page(service("c")))
-    await world.run()
+    world = await run_script(page(service("a"), service("b"), more="t1"), page(service("c")))
     assert names(world.delivered) == ["Put a", "Put b", "Put c"]
     assert world.delivered[0] == ListStarted(ObjectKind.SERVICE)
     assert world.batches == [3, 1, 1]
@@ -48,15 +62,13 @@ async def test_pages_of_a_list_are_delivered_as_they_arrive_and_the_end_of_the_l
 
 async def test_the_keys_of_a_list_include_the_keys_of_objects_that_cannot_be_read() -> None:
     broken = {"metadata": {"name": "odd", "namespace": "default"}, "spec": {"ports": "many"}}
-    world = World(page(service("web"), broken))
-    await world.run()
+    world = await run_script(page(service("web"), broken))
     assert names(world.delivered) == ["Put web", "Rejected odd"]
     assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({WEB, ServiceName("default", "odd")}))
 
 
 async def test_a_continue_token_that_expires_between_pages_restarts_the_list_without_pages() -> None:
-    world = World(page(service("a"), more="t1"), GONE, page(service("b"), version=120))
-    await world.run()
+    world = await run_script(page(service("a"), more="t1"), GONE, page(service("b"), version=120))
     assert "limit" not in world.lists[2]
     assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "b")}))
     assert world.sleeps == []
@@ -65,8 +77,7 @@ async def test_a_continue_token_that_expires_between_pages_restarts_the_list_wit
 
 @pytest.mark.parametrize("body", [b"", b"<html>502</html>", b'{"kind": "Status"}', b"[]"])
 async def test_a_list_request_whose_answer_is_not_a_list_is_repeated_after_a_pause(body: bytes) -> None:
-    world = World(body, body, page())
-    await world.run()
+    world = await run_script(body, body, page())
     assert world.progress[:3] == ["garbled", "garbled", "listed 0"]
     assert len(world.sleeps) == 2
     assert world.sleeps[0] < world.sleeps[1]
@@ -77,39 +88,34 @@ async def test_a_list_request_whose_answer_is_not_a_list_is_repeated_after_a_pau
 
 async def test_watch_lines_that_arrive_together_are_one_batch() -> None:
     together = line("ADDED", service("a", 101)) + line("MODIFIED", service("b", 102)) + line("DELETED", service("c", 103))
-    world = World(page(), [together, 400.0])
-    await world.run()
+    world = await run_script(page(), [together, 400.0])
     assert names(world.delivered) == ["Put a", "Put b", "Gone c"]
     assert world.delivered[-1] == Gone(ObjectKind.SERVICE, ServiceName("default", "c"))
     assert world.batches == [1, 3]
 
 
 async def test_a_watch_that_ended_regularly_continues_at_once_from_the_last_resource_version() -> None:
-    world = World(page(), [line("ADDED", service("a", 105)), 400.0])
-    await world.run()
+    world = await run_script(page(), [ADDED, 400.0])
     assert "resourceVersion=105" in world.watches[1]
     assert world.sleeps == []
     assert world.reflector.status.restarts == {Trouble.ENDED: 1}
 
 
 async def test_a_bookmark_advances_the_resource_version_and_delivers_nothing() -> None:
-    world = World(page(), [bookmark(140), 400.0])
-    await world.run()
+    world = await run_script(page(), [bookmark(140), 400.0])
     assert "resourceVersion=140" in world.watches[1]
     assert world.batches == [1]
 
 
 async def test_a_watch_that_ends_as_soon_as_it_begins_is_repeated_only_after_a_pause() -> None:
-    world = World(page(), [], [], [])
-    await world.run()
+    world = await run_script(page(), [], [], [])
     assert world.reflector.status.restarts == {Trouble.DROPPED: 3}
     assert len(world.sleeps) == 3
 
 
 async def test_a_watch_stream_that_ends_inside_a_line_continues_from_the_last_complete_line() -> None:
     half = line("ADDED", service("b", 106))[:40]
-    world = World(page(), [line("ADDED", service("a", 105)) + half, 400.0], [line("ADDED", service("b", 106)), 400.0])
-    await world.run()
+    world = await run_script(page(), [ADDED + half, 400.0], [line("ADDED", service("b", 106)), 400.0])
     assert names(world.delivered) == ["Put a", "Put b"]
     assert "resourceVersion=105" in world.watches[1]
     assert world.progress[2] == "dropped"
@@ -117,8 +123,7 @@ async def test_a_watch_stream_that_ends_inside_a_line_continues_from_the_last_co
 
 @pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
 async def test_a_broken_watch_continues_from_its_resource_version_after_a_pause(trouble: Trouble) -> None:
-    world = World(page(), [line("ADDED", service("a", 105)), ApiError(trouble, "broken")])
-    await world.run()
+    world = await run_script(page(), [ADDED, ApiError(trouble, "broken")])
     assert "resourceVersion=105" in world.watches[1]
     assert len(world.sleeps) == 1
     assert 0.4 <= world.sleeps[0] <= 0.8 + reflector.BROKEN_WATCH_SPREAD_S
@@ -127,8 +132,7 @@ async def test_a_broken_watch_continues_from_its_resource_version_after_a_pause(
 
 async def test_pauses_grow_with_failures_and_are_short_again_after_a_watch_line() -> None:
     lost = ApiError(Trouble.UNREACHABLE, "no route")
-    world = World(page(), *[lost] * 7, [line("ADDED", service("a", 105)), 5.0, lost])
-    await world.run()
+    world = await run_script(page(), *[lost] * 7, [ADDED, 5.0, lost])
     *growing, anew = world.sleeps
     assert growing == sorted(growing)
     assert 15 <= growing[-1] <= 30
@@ -150,21 +154,18 @@ def changed(name: str, *versions: object) -> list[bytes]:
     ids=["of an object", "before a bookmark", "before the list", "without a number"],
 )
 async def test_repeated_and_outdated_changes_are_not_delivered(changes: list[Any], delivered: list[str]) -> None:
-    world = World(page(), [*changes, 400.0])
-    await world.run()
+    world = await run_script(page(), [*changes, 400.0])
     assert names(world.delivered) == delivered
 
 
 async def test_after_a_list_with_a_lower_resource_version_changes_count_as_new_from_that_version_on() -> None:
-    world = World(page(version=5000), [GONE_LINE], page(version=20), [*changed("web", 21), 400.0])
-    await world.run()
+    world = await run_script(page(version=5000), [GONE_LINE], page(version=20), [*changed("web", 21), 400.0])
     assert names(world.delivered) == ["Put web"]
 
 
 async def test_a_watch_line_with_an_invalid_object_affects_only_this_object() -> None:
     odd = {"metadata": {"name": "odd", "namespace": "default", "resourceVersion": "101"}, "spec": {"ports": "many"}}
-    world = World(page(), [line("ADDED", odd), line("ADDED", service("web", 102)), 400.0])
-    await world.run()
+    world = await run_script(page(), [line("ADDED", odd), line("ADDED", service("web", 102)), 400.0])
     assert names(world.delivered) == ["Rejected odd", "Put web"]
     assert len(world.lists) == 1
 
@@ -172,7 +173,7 @@ async def test_a_watch_line_with_an_invalid_object_affects_only_this_object() ->
 async def test_nodes_whose_watches_broke_at_the_same_time_do_not_reconnect_at_the_same_time() -> None:
     pauses: list[float] = []
     for seed in range(20):
-        world = World(page(), [line("ADDED", service("a", 105)), ApiError(Trouble.DROPPED, "reset")])
+        world = World(page(), [ADDED, ApiError(Trouble.DROPPED, "reset")])
         world.reflector._pace.dice.seed(seed)
         await world.run()
         pauses += world.sleeps
@@ -190,8 +191,7 @@ def versions(world: World) -> list[str]:
 
 
 async def test_status_410_gone_in_a_watch_causes_an_immediate_list_at_the_last_known_version_or_later() -> None:
-    world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], page(service("b"), version=200))
-    await world.run()
+    world = await run_script(page(), [ADDED + GONE_LINE], page(service("b"), version=200))
     assert (versions(world), world.sleeps) == (["0", "105"], [])
     assert names(world.delivered) == ["Put a", "Put b"]
     assert "resourceVersion=200" in world.watches[1]
@@ -200,14 +200,14 @@ async def test_status_410_gone_in_a_watch_causes_an_immediate_list_at_the_last_k
 
 
 async def test_a_first_list_that_follows_a_failed_request_accepts_any_resource_version() -> None:
-    world = World(ApiError(Trouble.UNREACHABLE, "no route"), page(), [400.0])
-    await world.run()
+    world = await run_script(ApiError(Trouble.UNREACHABLE, "no route"), page(), [400.0])
     assert versions(world) == ["0", "0"]
 
 
 async def test_after_a_paged_list_breaks_off_the_next_request_names_the_resource_version_of_the_first_page() -> None:
-    world = World(page(service("a"), more="t1"), ApiError(Trouble.UNREACHABLE, "gone"), page(service("b"), version=200), [])
-    await world.run()
+    world = await run_script(
+        page(service("a"), more="t1"), ApiError(Trouble.UNREACHABLE, "gone"), page(service("b"), version=200), []
+    )
     assert versions(world) == ["0", "latest", "100"], "the second one has the token of a page"
     assert [event.keys for event in world.delivered if isinstance(event, Listed)] == [{ServiceName("default", "b")}]
 
@@ -220,31 +220,27 @@ def long_page(version: int) -> bytes:
 async def test_the_request_after_a_list_that_broke_off_names_the_resource_version_of_that_list(
     before: Sequence[Answer], asked: list[str]
 ) -> None:
-    world = World(*before, long_page(200)[:-500], page(version=210), [])
-    await world.run()
+    world = await run_script(*before, long_page(200)[:-500], page(version=210), [])
     assert "Put s0" in names(world.delivered)
     assert versions(world) == [*asked, "200"]
 
 
 async def test_on_a_restored_server_a_list_of_the_latest_state_that_broke_off_is_requested_again() -> None:
     behind = ApiError.of_status(504, "Too large resource version: 100, current: 42")
-    world = World(page(version=100), [GONE_LINE], behind, long_page(42)[:-500], page(version=43), [])
-    await world.run()
+    world = await run_script(page(version=100), [GONE_LINE], behind, long_page(42)[:-500], page(version=43), [])
     assert versions(world) == ["0", "100", "latest", "latest"]
 
 
 @pytest.mark.parametrize("answer", [ApiError.of_status(504, "Timeout: Too large resource version: 105, current: 42"), GONE])
 async def test_the_latest_state_is_listed_at_once_if_the_server_cannot_list_from_our_resource_version(answer: ApiError) -> None:
-    world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], answer, page(version=42), GONE, page(version=50))
-    await world.run()
+    world = await run_script(page(), [ADDED + GONE_LINE], answer, page(version=42), GONE, page(version=50))
     assert versions(world) == ["0", "105", "latest", "42"]
     assert len(world.sleeps) == 1, "before the list after the second 410, and never before the latest"
 
 
 @pytest.mark.parametrize("code", [400, 422])
 async def test_a_list_that_follows_a_refused_list_does_not_name_the_refused_resource_version(code: int) -> None:
-    world = World(ApiError.of_status(code, "invalid resource version"), page(), GONE, page())
-    await world.run()
+    world = await run_script(ApiError.of_status(code, "invalid resource version"), page(), GONE, page())
     assert versions(world) == ["0", "latest", "100"]
 
 
@@ -261,8 +257,7 @@ async def test_the_resource_version_of_the_server_is_read_by_listing_one_object_
 
 
 async def test_a_long_list_without_pages_is_delivered_in_parts() -> None:
-    world = World(page(*[service(f"s{number}") for number in range(1200)]))
-    await world.run()
+    world = await run_script(page(*[service(f"s{number}") for number in range(1200)]))
     assert world.batches == [501, 500, 200, 1]
 
 
@@ -270,21 +265,18 @@ async def test_a_long_list_without_pages_is_delivered_in_parts() -> None:
 
 
 async def test_repeated_status_410_gone_causes_lists_after_growing_pauses() -> None:
-    world = World(page(), GONE, page(), GONE, page(), GONE, page(), GONE, page(), GONE)
-    await world.run()
+    world = await run_script(page(), GONE, page(), GONE, page(), GONE, page(), GONE, page(), GONE)
     assert len(world.sleeps) == 4
     assert world.sleeps == sorted(world.sleeps)
 
 
 async def test_repeated_status_410_gone_causes_an_immediate_list_if_the_last_watch_was_open_for_a_long_time() -> None:
-    world = World(page(), GONE, page(), [3600.0], GONE, page())
-    await world.run()
+    world = await run_script(page(), GONE, page(), [3600.0], GONE, page())
     assert world.sleeps == []
 
 
 async def test_a_malformed_watch_line_causes_a_list_after_a_pause_and_earlier_lines_are_kept() -> None:
-    world = World(page(), [line("ADDED", service("a", 105)) + b'{"type": "ADD\n' + line("ADDED", service("b", 106))], page())
-    await world.run()
+    world = await run_script(page(), [ADDED + b'{"type": "ADD\n' + line("ADDED", service("b", 106))], page())
     assert names(world.delivered) == ["Put a"]
     assert len(world.lists) == 2
     assert len(world.sleeps) == 1
@@ -292,15 +284,13 @@ async def test_a_malformed_watch_line_causes_a_list_after_a_pause_and_earlier_li
 
 async def test_an_endless_stream_of_malformed_lines_does_not_cause_lists_without_pauses() -> None:
     script: list[Answer] = [page(), [b"{]\n"]]
-    world = World(*script * 6)
-    await world.run()
+    world = await run_script(*script * 6)
     assert world.sleeps == sorted(world.sleeps)
     assert world.sleeps[-1] >= 12
 
 
 async def test_a_list_that_follows_a_refused_watch_does_not_name_the_refused_resource_version() -> None:
-    world = World(page(), ApiError.of_status(400, "invalid resource version"), page(version=200))
-    await world.run()
+    world = await run_script(page(), ApiError.of_status(400, "invalid resource version"), page(version=200))
     assert "resourceVersion=200" in world.watches[1]
     assert len(world.sleeps) == 1
 
@@ -317,8 +307,7 @@ async def test_a_list_that_follows_a_refused_watch_does_not_name_the_refused_res
     ],
 )
 async def test_objects_are_listed_at_once_from_a_server_that_does_not_know_our_resource_version(answer: Answer) -> None:
-    world = World(page(version=100), answer, page(version=42))
-    await world.run()
+    world = await run_script(page(version=100), answer, page(version=42))
     assert (world.sleeps, versions(world)) == ([], ["0", "latest"])
     assert "limit=500" in world.lists[1], "all nodes ask at the same time"
     assert world.reflector.status.restarts == {Trouble.EXPIRED: 1}
@@ -326,32 +315,31 @@ async def test_objects_are_listed_at_once_from_a_server_that_does_not_know_our_r
 
 
 async def test_a_gateway_timeout_without_a_message_about_resource_versions_causes_no_list() -> None:
-    world = World(page(), ApiError.of_status(504, "gateway timeout"), [400.0])
-    await world.run()
+    world = await run_script(page(), ApiError.of_status(504, "gateway timeout"), [400.0])
     assert (world.progress[1], len(world.lists)) == ("server_error", 1)
 
 
 @pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
 async def test_after_a_broken_watch_the_resource_version_of_the_server_is_requested(trouble: Trouble) -> None:
-    world = World(page(), [line("ADDED", service("a", 105)), ApiError(trouble, "broken")], page(version=90))
-    world.served_versions = [90]
-    await world.run()
+    world = await run_script(page(), [ADDED, ApiError(trouble, "broken")], page(version=90), served_versions=[90])
     assert (world.probes, len(world.lists)) == (1, 2)
     assert world.progress[1:4] == ["watching", trouble.value, "expired"]
     assert "resourceVersion=90" in world.watches[1]
 
 
 async def test_the_resource_version_of_the_server_is_checked_only_after_a_watch_without_lines() -> None:
-    world = World(page(), [bookmark(110), 400.0], [400.0], page(version=50))
-    world.served_versions = [50]
-    await world.run()
+    world = await run_script(page(), [bookmark(110), 400.0], [400.0], page(version=50), served_versions=[50])
     assert (world.probes, len(world.watches), len(world.lists)) == (1, 3, 2)
 
 
 async def test_a_watch_continues_after_one_check_if_the_server_has_reached_our_resource_version() -> None:
-    world = World(page(version=100), ApiError(Trouble.UNREACHABLE, "no route"), ApiError.of_status(429, "too many"), [400.0])
-    world.served_versions = [100]
-    await world.run()
+    world = await run_script(
+        page(version=100),
+        ApiError(Trouble.UNREACHABLE, "no route"),
+        ApiError.of_status(429, "too many"),
+        [400.0],
+        served_versions=[100],
+    )
     assert (world.probes, len(world.lists)) == (2, 1), "once after the lost connection, once after the silent watch"
     assert all("resourceVersion=100" in path for path in world.watches)
 
@@ -380,14 +368,12 @@ def test_error_statuses_are_reported_with_their_reasons(code: int, trouble: Trou
 async def test_the_header_retry_after_is_honoured_up_to_a_limit_and_requests_are_randomly_spread(
     asked: float, least: float, most: float
 ) -> None:
-    world = World(ApiError.of_status(429, "too many requests", asked), page())
-    await world.run()
+    world = await run_script(ApiError.of_status(429, "too many requests", asked), page())
     assert least <= world.sleeps[0] <= most
 
 
 async def test_each_attempt_uses_a_new_connection_and_therefore_new_credentials() -> None:
-    world = World(ApiError.of_status(401, "Unauthorized"), page(), ApiError.of_status(401, "Unauthorized"), [400.0])
-    await world.run()
+    world = await run_script(ApiError.of_status(401, "Unauthorized"), page(), ApiError.of_status(401, "Unauthorized"), [400.0])
     assert (world.connections, len(world.asked), world.probes) == (6, 5, 1)
 
 
@@ -395,9 +381,8 @@ async def test_each_attempt_uses_a_new_connection_and_therefore_new_credentials(
 
 
 async def test_the_watch_status_has_the_last_contact_the_last_change_and_the_reason_of_a_failure() -> None:
-    world = World(page(), [10.0, line("ADDED", service("a", 105)), 20.0, bookmark(110), ApiError(Trouble.SILENT, "")])
+    world = await run_script(page(), [10.0, ADDED, 20.0, bookmark(110), ApiError(Trouble.SILENT, "")])
     status = world.reflector.status
-    await world.run()
     assert (status.listed_s, status.event_s, status.contact_s) == (1000.0, 1010.0, 1030.0)
     assert status.restarts == {Trouble.SILENT: 1}
     assert not status.connected
@@ -405,7 +390,7 @@ async def test_the_watch_status_has_the_last_contact_the_last_change_and_the_rea
 
 
 async def test_a_watch_counts_as_connected_while_it_is_open() -> None:
-    world = World(page(), [line("ADDED", service("a", 105))])
+    world = World(page(), [ADDED])
     connected: list[bool] = []
 
     def deliver(events: Sequence[Event]) -> None:
@@ -446,16 +431,17 @@ async def test_cancelling_a_watch_leaves_no_connection_open() -> None:
 
 
 class SilentWorld(World):
-    """A scripted connection whose watches end without having sent an event."""
+    """A scripted connection whose watches send the chunks of the script, and then nothing more."""
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
-        self.next(path)
-        yield b""
+        async for part in super().stream(path, idle_s):
+            yield part
         before_s = asyncio.get_running_loop().time()
         try:
-            await asyncio.sleep(1000)
+            await asyncio.sleep(idle_s)
         finally:
             self.clock += asyncio.get_running_loop().time() - before_s
+        raise ApiError(Trouble.SILENT, "idle")
 
 
 @in_virtual_time
@@ -533,26 +519,9 @@ async def test_nodes_that_verify_the_same_list_request_the_list_at_different_tim
 # A connection that becomes silent
 
 
-class FallsSilentWorld(SilentWorld):
-    """A scripted connection whose watches send the chunks of the script, and then nothing more."""
-
-    async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
-        self.idle.append(idle_s)
-        parts = self.next(path)
-        yield b""
-        for part in parts:
-            yield part
-        before_s = asyncio.get_running_loop().time()
-        try:
-            await asyncio.sleep(idle_s)
-        finally:
-            self.clock += asyncio.get_running_loop().time() - before_s
-        raise ApiError(Trouble.SILENT, "idle")
-
-
 @in_virtual_time
 async def test_a_watch_that_had_a_bookmark_and_is_then_silent_for_150_seconds_fails() -> None:
-    world = FallsSilentWorld(page(), [bookmark(110)], [])
+    world = SilentWorld(page(), [bookmark(110)], [])
     began_s = world.clock
     await world.run()
     assert world.progress[:5] == ["listed 0", "watching", "silent", "watching", "silent"]
@@ -563,7 +532,7 @@ async def test_a_watch_that_had_a_bookmark_and_is_then_silent_for_150_seconds_fa
 
 @in_virtual_time
 async def test_a_watch_without_a_bookmark_may_be_silent_until_its_requested_timeout() -> None:
-    world = FallsSilentWorld(page(), [line("ADDED", service("a", 105))])
+    world = SilentWorld(page(), [ADDED])
     began_s = world.clock
     await world.run()
     assert world.clock - began_s - sum(world.sleeps) == pytest.approx(world.idle[0])

@@ -70,16 +70,3 @@ async def further_failures(running: Setup) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while running.restarts < before + 4:  # noqa: ASYNC110  # no event signals a restart
             await asyncio.sleep(0.001)
-
-
-async def test_a_server_refuses_a_client_whose_certificate_is_unknown(tmp_path: pathlib.Path) -> None:
-    server_side, stranger = Mutual(tmp_path / "server"), Mutual(tmp_path / "stranger")
-    async with ApiServer(tls=server_side) as server:
-        user = {
-            "client-certificate": str(stranger.directory / "server.crt"),
-            "client-key": str(stranger.directory / "server.key"),
-        }
-        authority = str(server_side.authority)
-        async with following(server, tmp_path, authority=authority, user=user) as running:
-            await wait_for_trouble(running, Trouble.UNREACHABLE)
-        assert server.requests == []

@@ -10,10 +10,9 @@ import copy
 import json
 import pathlib
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-import aiohttp
 import pytest
 import structlog
 import structlog.testing
@@ -23,7 +22,7 @@ from ipvsproxy.daemon.sources.source import ApiError, Trouble
 from ipvsproxy.model.service import ApiServersFound, Event, ObjectKind, ServiceName
 from tests.support import api_server
 from tests.support.api_server import ApiServer, Refusal
-from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES
+from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
 from tests.support.following import (
     DEADLINE_S,
     KIND_OF,
@@ -42,7 +41,7 @@ async def setup(tmp_path: pathlib.Path) -> AsyncIterator[Setup]:
     async with ApiServer() as server:
         server.put(SERVICES, service("web"))
         async with following(server, tmp_path) as running:
-            await running.sink.until(lambda: all(running.sink.lists(kind) for kind in ObjectKind))
+            await running.sink.until(running.sink.has_all_lists)
             for resource in KIND_OF.values():
                 await server.watched(resource)
             yield running
@@ -61,7 +60,7 @@ async def test_each_request_is_counted_with_host_code_and_duration(tmp_path: pat
         )
         sink = Sink()
         async with running_task(source.run(sink.deliver)):
-            await sink.until(lambda: all(sink.lists(kind) for kind in ObjectKind))
+            await sink.until(sink.has_all_lists)
     assert {(host, code) for host, code, _ in requests} == {(server.url.rpartition("/")[2], "200")}
     assert all(0 <= duration_s < 60 for _, _, duration_s in requests)
 
@@ -105,7 +104,7 @@ async def test_the_addresses_of_the_servers_host_name_are_delivered_once(
         port = server.url.rpartition(":")[2]
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://api.example:{port}")
         async with following(server, kubeconfig) as running:
-            await running.sink.until(lambda: all(running.sink.lists(kind) for kind in ObjectKind))
+            await running.sink.until(running.sink.has_all_lists)
             events = running.sink.events
     expected = {f"127.0.0.1:{port}", f"192.0.2.9:{port}", f"[2001:db8::9]:{port}", f"[fe80::9]:{port}"}
     assert isinstance(events[0], ApiServersFound), "before the first list, which may need them"
@@ -203,44 +202,6 @@ async def test_changes_of_selected_objects_arrive_and_changes_of_other_objects_d
     }
 
 
-@pytest.mark.parametrize(("has_cache", "pages"), [(True, 1), (False, 3)])
-async def test_a_server_without_a_watch_cache_sends_a_long_list_in_pages(
-    tmp_path: pathlib.Path, *, has_cache: bool, pages: int
-) -> None:
-    async with ApiServer() as server:
-        server.has_cache = has_cache
-        for number in range(1201):
-            server.put(SERVICES, service(f"s{number}"))
-        async with following(server, tmp_path) as running:
-            await running.sink.until(lambda: running.sink.lists() == 1)
-            assert len(running.sink.objects[ObjectKind.SERVICE]) == 1201
-            assert len(server.queries(SERVICES, watch=False)) == pages
-
-
-async def test_a_watch_updates_a_first_list_that_was_outdated(tmp_path: pathlib.Path) -> None:
-    async with ApiServer() as server:
-        server.put(SERVICES, service("web"))
-        server.cache = copy.deepcopy(server.store)
-        server.put(SERVICES, service("late"))
-        server.delete(SERVICES, "web")
-        async with following(server, tmp_path) as running:
-            await running.sink.until(lambda: running.sink.lists() == 1)
-            await running.sink.until(running.sink.has("late"))
-            assert (running.sink.lists(), running.restarts) == (1, 0)
-
-
-async def test_a_list_from_a_lagging_watch_cache_after_status_410_gone_removes_nothing(setup: Setup) -> None:
-    server, sink = setup.server, setup.sink
-    server.cache = copy.deepcopy(server.store)
-    server.put(SERVICES, service("late"))
-    await sink.until(sink.has("web", "late"))
-    server.expire_watches(SERVICES)
-    await sink.until(lambda: sink.lists() == 2)
-    assert sink.has("web", "late")()
-    asked = [query.get("resourceVersion") for query in server.queries(SERVICES, watch=False)]
-    assert asked == ["0", str(server.store.revision), None], "not older; then, since the cache is behind, the latest"
-
-
 async def test_requests_to_a_restarted_server_are_answered_from_its_watch_cache_only(setup: Setup) -> None:
     server = setup.server
     for resource in KIND_OF.values():
@@ -315,18 +276,22 @@ async def test_the_lists_of_different_kinds_do_not_wait_for_each_other(setup: Se
 # Pods behind endpoints
 
 
+def slice_with_pod(name: str, address: str, pod: str) -> Object:
+    endpoint = {"addresses": [address], "targetRef": {"kind": "Pod", "name": pod}}
+    return {**endpoint_slice(name), "endpoints": [endpoint], "ports": [{"name": "", "port": 80}]}
+
+
 async def test_the_pods_behind_all_endpoints_are_listed(setup: Setup) -> None:
     for number in range(600):
-        pod = {"addresses": [f"10.244.{number >> 8}.{number & 255}"], "targetRef": {"kind": "Pod", "name": f"pod-{number}"}}
-        item = {**endpoint_slice(f"web-{number}"), "endpoints": [pod], "ports": [{"name": "", "port": 80}]}
-        setup.server.put(ENDPOINT_SLICES, item)
+        setup.server.put(
+            ENDPOINT_SLICES, slice_with_pod(f"web-{number}", f"10.244.{number >> 8}.{number & 255}", f"pod-{number}")
+        )
     assert {target.name for target in (await setup.source.targets()).values()} == {f"default/pod-{n}" for n in range(600)}
 
 
 async def test_listing_the_pods_of_one_service_does_not_list_other_pods(setup: Setup) -> None:
     for name, labels in (("web-1", {}), ("web-2", {"service.kubernetes.io/headless": ""}), ("dns-1", {})):
-        pod = {"addresses": ["10.244.0.1"], "targetRef": {"kind": "Pod", "name": f"pod-{name}"}}
-        item = {**endpoint_slice(name), "endpoints": [pod], "ports": [{"name": "", "port": 80}]}
+        item = slice_with_pod(name, "10.244.0.1", f"pod-{name}")
         item["metadata"]["labels"] = {"kubernetes.io/service-name": name[:3], **labels}
         setup.server.put(ENDPOINT_SLICES, item)
     found = await setup.source.targets(ServiceName("default", "web"))
@@ -375,22 +340,3 @@ async def test_a_message_of_the_server_is_logged_in_one_line(setup: Setup, monke
         setup.server.send(SERVICES, f'{{"type": "ERROR", "object": {text}}}\n'.encode())
         await wait_for_trouble(setup, Trouble.SERVER_ERROR)
     assert logs[0]["error"] == "status 500: evil 2026-01-01 level=info all is well [2J"
-
-
-async def test_tcp_keepalives_of_the_kernel_detect_a_vanished_peer(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    sockets: list[Any] = []
-    original = watch._keep_alive
-
-    def spy(response: aiohttp.ClientResponse, on_peer: Callable[[tuple[str, int]], None]) -> None:
-        original(response, on_peer)
-        assert response.connection is not None
-        assert response.connection.transport is not None
-        sockets.append(response.connection.transport.get_extra_info("socket"))
-
-    monkeypatch.setattr(watch, "_keep_alive", spy)
-    setup.server.cut_watches(SERVICES)
-    setup.server.put(SERVICES, service("dns"))
-    await setup.sink.until(setup.sink.has("web", "dns"))
-    connected = sockets[0]
-    assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == watch.KEEPALIVE_AFTER_S
