@@ -169,13 +169,13 @@ def _settle(world: golden_fixtures.World, running: program.Program, profile: str
 
 
 def _report(profile: str, phase: str, observed: State, sections: Iterable[str]) -> list[str]:
-    """The rows that differ and are not accepted, each with its scenario."""
+    """The rows that differ and are not accepted."""
     if profile in SCOPED:
         observed = scope_rows.without_scopes(observed)
     desired = golden_fixtures.desired(SCOPED.get(profile, profile), phase)
     differences = golden_state.differences(desired, observed, sections)
     return [
-        f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {recorded}\n    observed {value}"
+        f"{part} | {row} | {kind}\n    recorded {recorded}\n    observed {value}"
         for part, row, kind, recorded, value in golden_fixtures.unaccepted(differences, phase)
     ]
 

@@ -140,34 +140,6 @@ class World:
 
 
 @functools.cache
-def _tokens() -> tuple[tuple[str, str], ...]:
-    """The addresses and ports that only one scenario uses, with the scenario's name; virtual addresses and node ports first."""
-    owners: dict[str, set[str]] = {}
-    weak = set()
-    for document in documents():
-        spec = document.manifest.get("spec", {})
-        ingress = document.manifest.get("status", {}).get("loadBalancer", {}).get("ingress", [])
-        names = [spec.get("clusterIP"), *spec.get("clusterIPs", []), *spec.get("externalIPs", [])]
-        names += [entry.get("ip") for entry in ingress] + [port.get("nodePort") for port in spec.get("ports", [])]
-        backends = [address for endpoint in document.manifest.get("endpoints", []) for address in endpoint["addresses"]]
-        weak.update(backends)
-        for name in [*names, *backends]:
-            if name:
-                owners.setdefault(str(name), set()).add(document.scenario)
-    unique = [(token, next(iter(scenarios))) for token, scenarios in owners.items() if len(scenarios) == 1]
-    return tuple(sorted(unique, key=lambda entry: (entry[0] in weak, entry[0])))
-
-
-def scenario_of(row: str) -> str:
-    """The scenario to which a row of a recording belongs; ``(node)`` if it belongs to no single scenario."""
-    for token, scenario in _tokens():
-        before = "[0-9a-f.]" if token.isdecimal() else "[0-9a-f.:]"  # in a row, a colon precedes a port, never an address
-        if re.search(rf"(?<!{before}){re.escape(token)}(?![0-9a-f.])", row):
-            return scenario
-    return "(node)"
-
-
-@functools.cache
 def _accepted() -> list[list[str]]:
     lines = (GOLDEN / "accepted.txt").read_text().splitlines()
     entries = [[part.strip() for part in line.split(" | ")] for line in lines if line.strip() and not line.startswith("#")]

@@ -135,7 +135,7 @@ def test_translation_equals_the_recording(directory: Path, profile: str, phase: 
     recorded = _without_what_no_translation_shows(golden_fixtures.desired(profile, phase))
     differences = golden_state.differences(recorded, _state(directory, profile, phase), [section])
     report = [
-        f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {old}\n    wanted   {new}"
+        f"{part} | {row} | {kind}\n    recorded {old}\n    wanted   {new}"
         for part, row, kind, old, new in golden_fixtures.unaccepted(differences, phase)
     ]
     assert not report, f"{len(report)} rows differ\n" + "\n".join(report)
