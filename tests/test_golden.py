@@ -1,6 +1,6 @@
 """Compares the real program with the recorded kube-proxy: kernel state row by row, HTTP answers, and packets.
 
-Each test compares one section in one phase of one profile; a failure lists the differing rows with their scenarios. Rows that
+Each test compares one section in one phase of one profile; a failure lists the differing rows. Rows that
 ``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. kube-proxy has
 no second scopes of addresses. One profile runs once more with second scopes (``SCOPED``). In the run with second scopes,
 everything except the scopes equals the recording, and exactly the recorded Services with externalTrafficPolicy Local have second

@@ -141,7 +141,7 @@ class History:
                 self._live_with_drift()
             if self._is_quick:
                 self._verify()
-            self._running.__exit__(None, None, None)
+            self._running.__exit__()
             self._check_kernel("after the end")
 
     def _live_calmly(self) -> None:
@@ -270,7 +270,7 @@ class History:
     def stop_and_start(self) -> None:
         """End the program by SIGTERM, to which it must react, and start it again."""
         self.note("SIGTERM, start")
-        self._running.__exit__(None, None, None)
+        self._running.__exit__()
         self._start()
 
     def stall_log(self) -> None:

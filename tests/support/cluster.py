@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ipvsproxy.kernel import backends
@@ -190,8 +189,8 @@ class Cluster:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        self.program.__exit__(kind, value, traceback)
+    def __exit__(self, *_: object) -> None:
+        self.program.__exit__()
 
     def start(self, *flags: str) -> None:
         """Start the program with these additional flags, and wait until it has programmed everything."""

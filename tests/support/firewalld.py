@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.support import patience
@@ -59,7 +58,7 @@ class Firewalld:
             self._closing = closing.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
         self._closing.close()
 

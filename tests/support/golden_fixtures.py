@@ -10,7 +10,7 @@ import fnmatch
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +56,14 @@ class Document:
 @functools.cache
 def documents() -> tuple[Document, ...]:
     """All documents of all scenarios, in their order within each phase."""
-    return tuple(_read_documents())
-
-
-def _read_documents() -> Iterator[Document]:
-    yield Document(scenario="00-blog", phase=INITIAL, verb="create", manifest=_KUBERNETES)
+    found = [Document(scenario="00-blog", phase=INITIAL, verb="create", manifest=_KUBERNETES)]
     for path in sorted((GOLDEN / "fixtures").glob("*.yaml")):
         for text in re.split(r"^---\n", path.read_text(), flags=re.MULTILINE):
             match = _PHASE.search(text)
             phase, verb = (match["phase"], match["verb"]) if match else (INITIAL, "create")
             manifest = yaml.load(text, Loader=yaml.CSafeLoader)
-            yield Document(scenario=path.stem, phase=phase, verb=verb, manifest=manifest)
+            found.append(Document(scenario=path.stem, phase=phase, verb=verb, manifest=manifest))
+    return tuple(found)
 
 
 @functools.cache

@@ -24,7 +24,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from tests.support import patience
@@ -161,8 +160,8 @@ class Lab:
             self._clean_up = building.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        self._clean_up.__exit__(kind, value, traceback)
+    def __exit__(self, *_: object) -> None:
+        self._clean_up.close()
 
     def _count_clients(self) -> None:
         Lab._clients = self.call("clients")
