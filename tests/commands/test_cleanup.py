@@ -178,13 +178,6 @@ def test_cleanup_fails_if_one_of_the_two_backends_cannot_remove_a_set(kernel: Fa
     assert result.failures == ["the set is in use"]
 
 
-def test_cleanup_reports_and_removes_the_copy_of_a_set_that_a_killed_process_was_resizing(kernel: FakeKernel) -> None:
-    kernel.set_copy = True
-    assert "would remove set KUBE-IPVSPROXY-LARGER\n" in cleanup.render_text(clean(kernel, dry_run=True), dry_run=True)
-    assert clean(kernel).is_fine
-    assert not kernel.set_copy
-
-
 OTHER_RULES = LeftRules(chains={skeleton.CHAINS[0]: 2})
 MODE_RULES = LeftRules(chains={CHAIN: 2})
 
@@ -413,16 +406,6 @@ def test_rules_of_kube_proxys_iptables_mode_are_listed_and_removed_and_rules_of_
     assert run_program("--cleanup").output.splitlines()[-1] == removed
     assert all(rules(program) == left_rules.OF_OTHERS for program in families.values())
     assert run_program("--cleanup").output.splitlines()[-1] == "removed: nothing, there was nothing of ours"
-
-
-def test_a_table_of_kube_proxy_that_cannot_be_removed_is_a_failure(kernel: FakeKernel) -> None:
-    tables = MemoryTables({IPV4: LEFT})
-    tables.failing = {("remove", IPV4)}
-    (failure,) = clean(kernel, tables=tables).failures
-    assert failure == "IPv4 rules left in the table ip kube-proxy: remove the table: no memory"
-    tables.failing = {("read", IPV4)}
-    (problem,) = clean(kernel, tables=tables).problems
-    assert problem == "read the table: no memory"
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

@@ -84,10 +84,15 @@ def _config(*flags: str) -> Config:
     return load.load(["--proxy-mode=ipvs", *flags], hostname="node-a", read_file=lambda _: b"")
 
 
+def _all(*flags: str, **facts: Any) -> list[Finding]:
+    """All findings on a node that differs by these facts from a node without faults."""
+    return list(doctor.judge(dataclasses.replace(FINE, **facts), WANTED, _config(*flags)))
+
+
 def _judge(*flags: str, sysctls: Mapping[str, str] | None = None, **facts: Any) -> list[Finding]:
     """The findings whose level is not ``ok``, except the reminder that applies to every node."""
-    found = dataclasses.replace(FINE, **facts, sysctls={**SYSCTLS, **(sysctls or {})})
-    return [one for one in doctor.judge(found, WANTED, _config(*flags)) if one.level is not Level.OK and not _reminds(one)]
+    found = _all(*flags, **facts, sysctls={**SYSCTLS, **(sysctls or {})})
+    return [one for one in found if one.level is not Level.OK and not _reminds(one)]
 
 
 def _reminds(finding: Finding) -> bool:
@@ -95,7 +100,7 @@ def _reminds(finding: Finding) -> bool:
 
 
 def test_doctor_reports_ok_for_every_topic_on_a_node_without_faults() -> None:
-    found = list(doctor.judge(FINE, WANTED, _config("--ipvs-traffic-scopes=api")))
+    found = _all("--ipvs-traffic-scopes=api")
     assert {one.level for one in found if not _reminds(one)} == {Level.OK}
     topics = "privileges kernel modules sysctl ipvs mtu iptables kube-proxy firewall marks ports timeouts"
     assert {one.topic for one in found} == set(topics.split())
@@ -188,13 +193,13 @@ def test_doctor_reports_a_dropping_forward_policy_unless_our_own_iptables_rules_
 
 def test_doctor_does_not_report_unreadable_nftables_tables_as_absent() -> None:
     reason = "list the chains: the data changed during each attempt"
-    found = list(doctor.judge(dataclasses.replace(FINE, unread_tables=(reason,)), WANTED, _config()))
-    (told,) = [one for one in found if one.topic in ("firewall", "kube-proxy")]
+    (told,) = [one for one in _all(unread_tables=(reason,)) if one.topic in ("firewall", "kube-proxy")]
     assert told.level is Level.WARN
     assert reason in told.text
-    closed = dataclasses.replace(FINE, unread_tables=(reason,), tables=(dataclasses.replace(DOCKER, name="theirs"),))
-    told_of_legacy = [one for one in doctor.judge(closed, WANTED, _config()) if one.topic == "firewall"]
-    assert [one.level for one in told_of_legacy] == [Level.WARN, Level.WARN], "what is known is told all the same"
+    closed = _all(unread_tables=(reason,), tables=(dataclasses.replace(DOCKER, name="theirs"),))
+    assert [one.level for one in closed if one.topic == "firewall"] == [Level.WARN, Level.WARN], (
+        "what is known is told all the same"
+    )
 
 
 def test_without_privileges_doctor_reports_only_the_missing_privileges() -> None:
@@ -209,26 +214,24 @@ def test_chains_of_kube_proxys_nftables_mode_do_not_count_as_a_firewall() -> Non
 
 
 def test_the_choice_of_nftables_does_not_require_iptables() -> None:
-    found = dataclasses.replace(FINE, iptables_choice=None, **NFTABLES)
-    told = [one for one in doctor.judge(found, WANTED, _config("--rules-backend=nftables")) if one.topic in ("rules", "iptables")]
-    assert told == [ok("rules", "the configuration of this command chooses nftables (--rules-backend=nftables)")]
+    found = _all("--rules-backend=nftables", iptables_choice=None, **NFTABLES)
+    assert [one for one in found if one.topic in ("rules", "iptables")] == [
+        ok("rules", "the configuration of this command chooses nftables (--rules-backend=nftables)")
+    ]
 
 
 def test_doctor_finds_no_fault_on_a_fresh_node_whose_modules_can_be_loaded() -> None:
-    no_ipvs = (Missing("this kernel has no IPVS", "modprobe ip_vs"),)
-    fresh = dataclasses.replace(
-        FINE,
-        features=no_ipvs,
-        unreadable="this kernel has no IPVS: modprobe ip_vs",
-        observation=Observation(),
-        timeouts=None,
-        modules={"ip_vs": ModuleState.LOADABLE, "ip_vs_rr": ModuleState.LOADABLE},
-    )
-    findings = list(doctor.judge(fresh, WANTED, _config()))
-    assert not [one for one in findings if one.level is Level.FAIL]
-    assert "the kernel has no IPVS yet; run and --init-only load the module ip_vs" in {one.text for one in findings}
-    lacking = dataclasses.replace(fresh, modules={"ip_vs": ModuleState.MISSING})
-    assert "this kernel has no IPVS" in {one.text for one in doctor.judge(lacking, WANTED, _config()) if one.level is Level.FAIL}
+    without_ipvs: dict[str, Any] = {
+        "features": (Missing("this kernel has no IPVS", "modprobe ip_vs"),),
+        "unreadable": "this kernel has no IPVS: modprobe ip_vs",
+        "observation": Observation(),
+        "timeouts": None,
+    }
+    fresh = _all(**without_ipvs, modules={"ip_vs": ModuleState.LOADABLE, "ip_vs_rr": ModuleState.LOADABLE})
+    assert not [one for one in fresh if one.level is Level.FAIL]
+    assert "the kernel has no IPVS yet; run and --init-only load the module ip_vs" in {one.text for one in fresh}
+    lacking = _all(**without_ipvs, modules={"ip_vs": ModuleState.MISSING})
+    assert "this kernel has no IPVS" in {one.text for one in lacking if one.level is Level.FAIL}
 
 
 @pytest.mark.parametrize(
@@ -266,8 +269,7 @@ def test_doctor_reports_a_configuration_field_that_has_no_address_for_a_served_f
 def test_doctor_warns_if_a_host_has_bridges_and_br_netfilter_is_not_loaded() -> None:
     settings = {path: value for path, value in SYSCTLS.items() if not path.startswith("net/bridge/")}
     for bridges, expected in (((), 0), (("cni0", "docker0"), 1)):
-        facts = dataclasses.replace(FINE, sysctls=settings, bridges=bridges)
-        findings = [one for one in doctor.judge(facts, WANTED, _config()) if one.level is Level.WARN]
+        findings = [one for one in _all(sysctls=settings, bridges=bridges) if one.level is Level.WARN]
         assert len(findings) == expected
         assert all("bridges (cni0, docker0), and br_netfilter is not loaded" in one.text for one in findings)
         assert all("modprobe br_netfilter" in one.remedy for one in findings)
@@ -375,8 +377,7 @@ SAME_BITS = MarkRule("-t mangle -A PREROUTING -j CONNMARK --restore-mark --nfmas
     ],
 )
 def test_doctor_reports_rules_that_set_packet_marks_before_ipvs(rules: tuple[MarkRule, ...], level: Level, text: str) -> None:
-    facts = dataclasses.replace(FINE, mark_rules=rules)
-    (found,) = (one for one in doctor.judge(facts, WANTED, _config("--ipvs-traffic-scopes=api")) if one.topic == "marks")
+    (found,) = (one for one in _all("--ipvs-traffic-scopes=api", mark_rules=rules) if one.topic == "marks")
     assert (found.level, text in found.text) == (level, True)
 
 
@@ -413,8 +414,7 @@ def test_doctor_notes_which_large_datagrams_of_the_hosts_own_programs_are_lost(
     flags: tuple[str, ...], discovery: str, unserved: Mapping[Family, str], text: str
 ) -> None:
     sysctls = {**SYSCTLS, "net/ipv4/ip_no_pmtu_disc": discovery}
-    facts = dataclasses.replace(FINE, sysctls=sysctls, unserved=unserved)
-    found = [one for one in doctor.judge(facts, WANTED, _config(*flags)) if one.topic == "mtu"]
+    found = [one for one in _all(*flags, sysctls=sysctls, unserved=unserved) if one.topic == "mtu"]
     assert {one.level for one in found} <= {Level.NOTE}
     assert [text in one.text for one in found] == ([True] if text else [])
 

@@ -182,12 +182,6 @@ async def test_explain_reports_a_service_without_a_cluster_ip_with_its_field() -
     assert lines == ["Service default/web (ClusterIP)", "  not used: Service default/web spec.clusterIP: headless"]
 
 
-async def test_explain_answers_an_unknown_name_with_the_names_of_other_services() -> None:
-    lines = await _text(FakeKernel(), "default/none", WEB[0])
-    assert lines[0] == "default/none: no Service or endpoint of this name, and no virtual server or endpoint at this address"
-    assert "spec.clusterIP None" in lines[1]
-
-
 @pytest.mark.parametrize(
     ("subject", "instead"),
     [
@@ -206,9 +200,11 @@ async def test_explaining_a_node_port_on_loopback_shows_the_addresses_that_serve
     assert line.endswith(f"; use {instead}")
 
 
-async def test_a_loopback_port_that_is_not_a_node_port_is_unknown() -> None:
-    (line,) = await _synced_text("127.0.0.1:80", *WEB)
-    assert line == "127.0.0.1:80: no Service or endpoint of this name, and no virtual server or endpoint at this address"
+@pytest.mark.parametrize("subject", ["default/none", "127.0.0.1:80"], ids=["a name", "a loopback port that is no node port"])
+async def test_explain_answers_that_a_subject_is_unknown(subject: str) -> None:
+    unknown, *hint = await _synced_text(subject, *WEB)
+    assert unknown == f"{subject}: no Service or endpoint of this name, and no virtual server or endpoint at this address"
+    assert ["spec.clusterIP None" in line for line in hint] == [True] * ("none" in subject)
 
 
 async def test_explain_shows_the_cluster_ip_and_the_other_addresses_separately_if_their_endpoints_differ() -> None:

@@ -56,13 +56,6 @@ async def test_plan_names_for_every_operation_the_service_that_needs_the_operati
     assert ("sysctl", None) in services
 
 
-async def test_plan_removes_undesired_objects_without_naming_a_service() -> None:
-    document = await _plan(await synced_kernel(*WEB), builders.node())
-    removed = [one for one in document["operations"] if one["verb"] == "remove" and one["kind"] == "virtual_server"]
-    assert {one["object"] for one in removed} == {"TCP 10.96.0.10:80", "TCP 192.168.0.10:30080"}
-    assert {one["service"] for one in removed} == {None}
-
-
 @pytest.mark.parametrize(("active", "verbs"), [(0, ["set", "remove"]), (3, ["set"])])
 async def test_plan_sets_weight_0_for_a_real_server_with_connections_and_does_not_remove_it(
     active: int, verbs: list[str]

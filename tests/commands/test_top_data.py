@@ -149,18 +149,6 @@ def _states(details: Picture) -> dict[str, str]:
     return {one.texts[2]: one.texts[-1] for one in details.rows}
 
 
-async def test_a_picture_of_top_shows_the_state_of_the_node_above_the_rows_of_services(node: PageNode) -> None:
-    services = await node.ask("services")
-    picture = top_data.picture(await node.ask("node"), services)
-    assert picture.lines[0] == f"{builders.THIS_NODE}: in force"
-    assert picture.lines[1].startswith("pending 0  failed 0  drifted 0  draining 0  - active, - inactive  ")
-    assert "synced - ago" not in picture.lines[1]
-    assert (picture.matching, picture.page, picture.pages) == (1, 1, 1)
-    (web,) = picture.rows
-    assert web.name == "default/web"
-    assert web.texts[:6] == ["default/web", "", "NodePort", "10.96.0.10", "80:30080/TCP", "2-1"]
-
-
 async def test_top_counts_the_addresses_and_ports_that_the_document_leaves_out() -> None:
     document = await _document(*WEB)
     document["row"] |= {"addressCount": 20, "portCount": 3}

@@ -33,11 +33,6 @@ def test_some_flags_of_kube_proxy_override_the_file() -> None:
     assert config.notices == ()
 
 
-def test_logging_options_of_the_file_apply_if_no_flag_sets_them() -> None:
-    config = from_file("logging: {verbosity: 2, format: json}", "-v=5")
-    assert (config.logging.verbosity, config.logging.format) == (5, Format.JSON)
-
-
 def test_flags_that_kube_proxy_does_not_have_override_the_file() -> None:
     text = "ipvsproxy: {manifests: /a, trafficScopes: api, allowServiceAddresses: [10.0.0.0/8]}"
     flags = ["--manifests=/b", "--ipvs-traffic-scopes=kube-proxy", "--ipvs-vip-binding=routes", "--ipvs-allow-service-addresses="]
@@ -139,6 +134,7 @@ def test_a_command_line_has_the_same_meaning_as_in_kube_proxy(line: str, expecte
     ("line", "expected"),
     [
         ("--cleanup false", "--cleanup: takes its value after an equals sign: --cleanup=false"),
+        ("--cleanup true", "--cleanup: takes its value after an equals sign: --cleanup=true"),
         ("--ipvs-shceduler=rr", "'--ipvs-shceduler': unknown flag; did you mean --ipvs-scheduler?"),
         ("--zzzzzzzz", "'--zzzzzzzz': unknown flag"),
         ("-config=x", "'-config': unknown flag; write --config"),

@@ -26,45 +26,11 @@ def test_the_settings_have_only_families_and_a_scheduler_that_the_host_supports(
     assert (chosen.settings.node_name, chosen.settings.sysctls) == ("node-a", (Sysctl("a", "1"),))
 
 
-def sysctls(*flags: str, kernel_version: tuple[int, int] = (6, 1), processors: int = 4) -> dict[str, str]:
-    return {one.path: one.value for one in loading.from_flags(*flags).sysctls(kernel_version, processors)}
-
-
-def test_the_kernel_settings_that_ipvs_needs_are_written() -> None:
-    settings = sysctls()
-    assert (settings["net/ipv4/vs/conntrack"], settings["net/ipv4/ip_forward"]) == ("1", "1")
-    assert settings.keys().isdisjoint({"net/ipv4/conf/all/arp_ignore", "net/ipv4/vs/conn_reuse_mode"})
-    assert sysctls(kernel_version=(5, 4))["net/ipv4/vs/conn_reuse_mode"] == "0"
-    assert sysctls("--ipvs-strict-arp")["net/ipv4/conf/all/arp_ignore"] == "1"
-
-
-def test_connection_tracking_limits_depend_on_options_and_the_size_of_the_host() -> None:
-    settings = sysctls(
-        "--conntrack-max-per-core=50000",
-        "--conntrack-min=1000",
-        "--conntrack-tcp-timeout-established=10m",
-        "--conntrack-tcp-timeout-close-wait=20s",
-        "--conntrack-tcp-be-liberal",
-        "--conntrack-udp-timeout=30s",
-        "--conntrack-udp-timeout-stream=40s",
-    )
-    tracking = {
-        path.removeprefix("net/netfilter/nf_conntrack_"): value for path, value in settings.items() if "nf_conntrack_" in path
-    }
-    assert tracking == {
-        "max": "200000",
-        "tcp_timeout_established": "600",
-        "tcp_timeout_close_wait": "20",
-        "tcp_be_liberal": "1",
-        "udp_timeout": "30",
-        "udp_timeout_stream": "40",
-    }
-
-
-def test_the_connection_tracking_table_has_a_minimum_size_on_a_small_host() -> None:
-    settings = sysctls(processors=2)
-    assert settings["net/netfilter/nf_conntrack_max"] == "131072"
-    assert settings["/sys/module/nf_conntrack/parameters/hashsize"] == "32768"
+def test_the_kernel_settings_depend_on_options_on_the_kernel_and_on_the_size_of_the_host() -> None:
+    config = loading.from_flags("--ipvs-strict-arp", "--ipvs-sysctls=sloppy_sctp=1")
+    found = {one.path: one.value for one in config.sysctls((5, 4), processors=8)}
+    assert found["net/ipv4/conf/all/arp_ignore"] == found["net/ipv4/vs/sloppy_sctp"] == "1"
+    assert (found["net/ipv4/vs/conn_reuse_mode"], found["net/netfilter/nf_conntrack_max"]) == ("0", "262144")
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,12 @@ from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import parse_address, parse_network
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate.translation_settings import Binding, ConntrackChoices, LocalMode, Settings
-from tests.config.loading import HEAD, PATH, file_line, from_file, from_flags, load_with, problems_of_file, problems_of_flags
+from tests.config.loading import file_line, from_file, from_flags, problems_of_file, problems_of_flags
+from tests.support import builders
 
 
 def listen(address: str, port: int) -> ListenAddress:
     return ListenAddress(parse_address(address), port)
-
-
-def networks(*texts: str) -> tuple[object, ...]:
-    return tuple(parse_network(text) for text in texts)
 
 
 # Each case names an attribute, its value, and for each option the text that gives the attribute this value.
@@ -31,7 +28,7 @@ CASES: Sequence[tuple[str, object, Mapping[str, str]]] = [
     ("engine.audit_interval_s", 60, {"ipvs.syncPeriod": "1m"}),
     ("engine.min_interval_s", 2.5, {"ipvs.minSyncPeriod": "2.5s"}),
     ("engine.min_interval_s", 30, {"ipvs.minSyncPeriod": "30s"}),
-    ("policy.excluded", networks("10.0.0.0/8", "fd00::/8"), {"ipvs.excludeCIDRs": "010.1.0.0/8,fd00::1/8"}),
+    ("policy.excluded", builders.networks("10.0.0.0/8", "fd00::/8"), {"ipvs.excludeCIDRs": "010.1.0.0/8,fd00::1/8"}),
     ("strict_arp", True, {"ipvs.strictARP": "true"}),
     (
         "ipvs_sysctls",
@@ -47,16 +44,16 @@ CASES: Sequence[tuple[str, object, Mapping[str, str]]] = [
     ("translation.binding", Binding.ROUTES, {"ipvsproxy.vipBinding": "routes"}),
     ("translation.masquerade_all", True, {"iptables.masqueradeAll": "true"}),
     ("translation.detect_local", LocalMode.NODE_CIDR, {"detectLocalMode": "NodeCIDR"}),
-    ("translation.cluster_networks", networks("10.0.0.0/8", "fd00::/8"), {"clusterCIDR": "10.0.0.0/8,fd00::/8"}),
+    ("translation.cluster_networks", builders.networks("10.0.0.0/8", "fd00::/8"), {"clusterCIDR": "10.0.0.0/8,fd00::/8"}),
     ("translation.local_interface", "br0", {"detectLocalMode": "BridgeInterface", "detectLocal.bridgeInterface": "br0"}),
     ("translation.local_interface", "en", {"detectLocalMode": "InterfaceNamePrefix", "detectLocal.interfaceNamePrefix": "en"}),
-    ("translation.node_port_networks", networks("10.0.0.0/8"), {"nodePortAddresses": "10.0.0.0/8"}),
+    ("translation.node_port_networks", builders.networks("10.0.0.0/8"), {"nodePortAddresses": "10.0.0.0/8"}),
     ("translation.node_port_primary", True, {"nodePortAddresses": "primary"}),
-    ("translation.node_port_networks", networks("127.0.0.0/8", "::1/128"), {"nodePortAddresses": "localhost"}),
-    ("translation.node_port_networks", networks("0.0.0.0/0", "::/0"), {"nodePortAddresses": "all"}),
+    ("translation.node_port_networks", builders.networks("127.0.0.0/8", "::1/128"), {"nodePortAddresses": "localhost"}),
+    ("translation.node_port_networks", builders.networks("0.0.0.0/0", "::/0"), {"nodePortAddresses": "all"}),
     (
         "translation.node_port_networks",
-        networks("127.0.0.0/8", "::1/128", "10.0.0.0/8"),
+        builders.networks("127.0.0.0/8", "::1/128", "10.0.0.0/8"),
         {"nodePortAddresses": "primary,localhost,10.0.0.0/8"},
     ),
     ("conntrack.max_per_core", 0, {"conntrack.maxPerCore": "0"}),
@@ -358,7 +355,3 @@ def test_a_configuration_file_of_kubeadm_gives_the_defaults_without_notices() ->
     config = from_file(text)
     assert config == from_file("clientConnection: {kubeconfig: /k}\nclusterCIDR: 10.244.0.0/16\n")
     assert (config.without_effect, config.notices) == ((), ())
-
-
-def test_the_configuration_file_may_be_the_only_argument() -> None:
-    assert load_with([f"--config={PATH}"], HEAD.encode()).config_file == PATH

@@ -1,10 +1,11 @@
 """Fuzz targets with answers of the kernel or of iptables: netlink messages, and the text of ``iptables-save``."""
 
 import errno
+import itertools
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from unittest.mock import Mock
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
@@ -166,32 +167,9 @@ def _read_foreign_tables(chooser: Chooser) -> None:
         assert table is None or set(table.closed) <= set(table.chains)
 
 
-class _Events:
-    """A socket that receives one datagram of events."""
-
-    def __init__(self, datagram: bytes) -> None:
-        self._waiting = [datagram]
-
-    def fileno(self) -> int:
-        return -1
-
-    def send(self, data: bytes, /) -> int:
-        return len(data)
-
-    def recv(self, _size: int, _flags: int = 0, /) -> bytes:
-        if not self._waiting:
-            raise BlockingIOError
-        return self._waiting.pop()
-
-    def setsockopt(self, _level: int, _option: int, _value: int | bytes, /) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def _read_changes(chooser: Chooser) -> None:
-    listener = notify.ChangeListener(connect=lambda: cast("Any", _Events(chooser.rest())))
+    one_datagram = itertools.chain([chooser.rest()], itertools.repeat(BlockingIOError()))
+    listener = notify.ChangeListener(connect=lambda: Mock(recv=Mock(side_effect=one_datagram)))
     assert all(isinstance(change, notify.Change) for change in listener.read())
 
 

@@ -19,7 +19,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import EndpointSlice, Node, ObjectKind, Put, Service
-from ipvsproxy.model.sets import SetEntry, SetKind
+from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers
@@ -97,12 +97,8 @@ def _check_encoding(desired: ServiceState) -> None:
     for entry in desired.entries:
         codec = ipset_message.codec(entry.set)
         data = codec.encode(entry)
-        assert _decoded(codec, data) == entry
+        assert codec.decode(data, 4, len(data)) == entry  # the value follows the header of the attribute
     for server in desired.virtual_servers.values():
         operations = [Operation(Verb.ADD, server), Operation(Verb.REMOVE, server)]
         operations += [Operation(Verb.ADD, RealServers.of(server.key, key)) for key in server.real_servers]
         assert len(_ENCODER.encode(operations)) == len(operations)
-
-
-def _decoded(codec: ipset_message.EntryCodec, data: bytes) -> SetEntry | None:
-    return codec.decode(data, 4, len(data))  # the value follows the header of the attribute

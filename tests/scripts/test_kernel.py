@@ -24,12 +24,15 @@ ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/kernel"
 LONGEST_S = 120
 
-# The script scripts/kernel, changed so that it assumes that the host has ip_vs.
-ON_HOST = f"""
+# The beginning of a program that changes the script scripts/kernel before it runs the script.
+LOAD = f"""
 import importlib.machinery, importlib.util, sys
 loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})
 kernel = importlib.util.module_from_spec(importlib.util.spec_from_loader("kernel", loader))
 loader.exec_module(kernel)
+"""
+# The script assumes that the host has ip_vs.
+ON_HOST = f"""{LOAD}
 kernel.host.why_not = lambda: ""
 sys.exit(kernel.main())
 """
@@ -154,12 +157,9 @@ def test_a_working_directory_that_the_guest_would_hide_is_refused() -> None:
     assert b"the working directory cannot be /tmp itself" in ended.stderr
 
 
-# The script scripts/kernel with a shell as guest; the guest crashes at its first start, before or after the command has started.
-CRASHING = f"""
-import contextlib, importlib.machinery, importlib.util, pathlib, subprocess, sys
-loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})
-kernel = importlib.util.module_from_spec(importlib.util.spec_from_loader("kernel", loader))
-loader.exec_module(kernel)
+# The script with a shell as guest; the guest crashes at its first start, before or after the command has started.
+CRASHING = f"""{LOAD}
+import contextlib, pathlib, subprocess
 
 class Crashing:
     name, consoles, variants, memory = "the guest", ("a", "b"), ("legacy",), "1M"
@@ -183,17 +183,19 @@ sys.exit(kernel.main())
 """
 
 
-def test_a_guest_that_crashes_before_the_command_has_started_is_started_again(place: pathlib.Path) -> None:
-    ended = run([sys.executable, "-B", "-c", CRASHING, "--kernel", "uml"], "early", place)
-    assert (ended.returncode, ended.stdout) == (7, b"output\n")
-    why = b"its status is -11, and its log is empty"
-    assert ended.stderr == b"scripts/kernel: the guest died before the command began, and is started again: " + why + b"\n"
-
-
-def test_a_guest_that_crashes_after_the_command_has_started_is_not_started_again(place: pathlib.Path) -> None:
-    ended = run([sys.executable, "-B", "-c", CRASHING, "--kernel", "uml"], "late", place)
-    assert (ended.returncode, ended.stdout) == (125, b"")
-    assert ended.stderr == b"scripts/kernel: the guest died: its status is -11, and its log is empty\n"
+@pytest.mark.parametrize(
+    ("when", "status", "output", "said"),
+    [
+        ("early", 7, b"output\n", b"the guest died before the command began, and is started again"),
+        ("late", 125, b"", b"the guest died"),
+    ],
+)
+def test_a_guest_that_crashes_is_started_again_only_if_the_command_has_not_started(
+    when: str, status: int, output: bytes, said: bytes, place: pathlib.Path
+) -> None:
+    ended = run([sys.executable, "-B", "-c", CRASHING, "--kernel", "uml"], when, place)
+    assert (ended.returncode, ended.stdout) == (status, output)
+    assert ended.stderr == b"scripts/kernel: " + said + b": its status is -11, and its log is empty\n"
 
 
 @guests

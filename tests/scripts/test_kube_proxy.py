@@ -7,6 +7,7 @@ import types
 import pytest
 
 from scripts.benchmark import kube_proxy
+from scripts.kernels import control
 from tests.scripts.test_benchmark import bench  # noqa: F401 - a fixture that pytest finds by its name
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -16,8 +17,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def program(tmp_path: pathlib.Path) -> pathlib.Path:
     """A program file that can be started."""
     path = tmp_path / "kube-proxy"
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
+    control.write_program(path, "#!/bin/sh\n")
     return path
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.kernels import control
+
 ROOT = Path(__file__).parents[2]
 REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,.-]+)\])?")
 
@@ -51,8 +53,6 @@ def test_the_demo_setup_installs_the_dependencies_of_ipvsproxy_with_hashes_and_n
 def test_the_image_setup_installs_the_image_builder_and_stops_if_that_fails(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts/image", tmp_path / "scripts/image")
-    setup = tmp_path / "scripts/setup"
-    setup.write_text('#!/bin/sh\necho "setup $*"\nexit 1\n')
-    setup.chmod(0o755)
+    control.write_program(tmp_path / "scripts/setup", '#!/bin/sh\necho "setup $*"\nexit 1\n')
     done = subprocess.run([tmp_path / "scripts/image"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "setup --image-builder-only\n")

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from scripts.kernels import control
+
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/test"
 FOUND = (
     "tests/chaos/test_chaos.py::test_a_short_history_passes",
@@ -69,8 +71,7 @@ class Place:
         for name, text in (("scripts/setup", SETUP), (".venv/bin/python", PYTHON), ("scripts/kernel", KERNEL)):
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            path.chmod(0o755)
+            control.write_program(path, text)
         shutil.copy(SCRIPT, root / "scripts/test")
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -137,8 +138,7 @@ def test_an_unknown_kernel_or_variant_is_refused(place: Place, words: list[str],
 
 def test_a_successful_run_of_all_tests_on_a_commit_without_changed_files_is_recorded(place: Place) -> None:
     for name in (".venv/bin/python", ".venv/bin/coverage", "scripts/kernel", "scripts/check"):
-        (place.root / name).write_text(ANYTHING)
-        (place.root / name).chmod(0o755)
+        control.write_program(place.root / name, ANYTHING)
     noted = place.root / "build/tested"
 
     def git(*words: str) -> str:

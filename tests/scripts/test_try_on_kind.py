@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from ipvsproxy.config import load
+from scripts.kernels import control
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/try-on-kind"
@@ -62,8 +63,7 @@ class Trial:
         texts = {"docker": DOCKER, "kind": KIND, "kubectl": KUBECTL}
         for name in (*tools, "kubectl"):
             text = texts[name].format(folder=folder, kubectl=shutil.which("kubectl"), failing=failing)
-            (binaries / name).write_text(text)
-            (binaries / name).chmod(0o755)
+            control.write_program(binaries / name, text)
         for name in ("bash", "basename", "cat", "cp", "dirname", "mktemp", "rm", "sed"):
             (binaries / name).symlink_to(shutil.which(name) or name)
         environment = {"PATH": str(binaries), "HOME": os.environ["HOME"], "TMPDIR": str(folder)}

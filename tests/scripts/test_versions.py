@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from scripts.kernels import control
+
 ROOT = pathlib.Path(__file__).parents[2]
 PYTHON = f"""#!/bin/sh
 [ "$1 $2" = "-m venv" ] || exec {sys.executable} "$@"
@@ -25,8 +27,7 @@ def _place(tmp_path: pathlib.Path) -> pathlib.Path:
         shutil.copy(ROOT / name, tmp_path / name)
     python = tmp_path / ".venv/bin/python"
     python.parent.mkdir(parents=True)
-    python.write_text(PYTHON)
-    python.chmod(0o755)
+    control.write_program(python, PYTHON)
     return tmp_path
 
 
