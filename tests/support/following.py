@@ -128,6 +128,11 @@ async def web_arrives(server: ApiServer, directory: pathlib.Path, **user: Any) -
 
 
 async def wait_for_trouble(running: Setup, trouble: Trouble) -> None:
+    await eventually(lambda: trouble in running.troubles())
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for a condition that no event signals."""
     async with asyncio.timeout(DEADLINE_S):
-        while trouble not in running.troubles():  # noqa: ASYNC110  # the source reports trouble without an event
+        while not condition():  # noqa: ASYNC110  # no event signals it
             await asyncio.sleep(0.001)

@@ -20,7 +20,6 @@ from ipvsproxy.model.service import EndpointSlice, ObjectKind, Service, ServiceN
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ConnectionCounts
 from ipvsproxy.translate.services import desired_state
-from ipvsproxy.translate.view import GRACE_S
 from tests.support import builders, memory_node
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import loop
@@ -187,25 +186,6 @@ async def test_changes_of_many_services_while_removals_wait_cause_few_plans(
 
 def _slice_of(service: Service, endpoint: str) -> EndpointSlice:
     return builders.endpoint_slice(builders.endpoint(endpoint, builders.OTHER_NODE), service=service.name.name)
-
-
-async def test_node_ports_follow_added_and_removed_addresses_of_the_host() -> None:
-    key = builders.frontend("172.16.0.9", 30080)
-    async with MemoryNode().serving(node_ports(), SLICE) as node:
-        assert key not in node.kernel.virtual_servers
-        node.kernel.forget()
-        node.kernel.host_addresses.append(builders.interface_address("eth1", "172.16.0.9"))
-        node.engine.interfaces_changed()
-        await node.quiet()
-        assert node.done[0] == "add virtual_server TCP 172.16.0.9:30080"
-        assert_from_scratch(node)
-        node.kernel.host_addresses.pop()
-        node.engine.interfaces_changed()
-        await node.quiet(GRACE_S - 1)
-        assert key in node.kernel.virtual_servers, "it may come back"
-        await node.quiet(1)
-        assert key not in node.kernel.virtual_servers
-        assert_from_scratch(node)
 
 
 async def test_an_external_address_is_bound_to_our_device_unless_another_interface_has_it() -> None:

@@ -82,17 +82,24 @@ async def test_no_secret_is_logged(tmp_path: pathlib.Path) -> None:
     assert "very-secret-token" not in str(logs)
 
 
-def _kubeconfig_with_proxy(path: pathlib.Path, url: str, proxy: str) -> str:
+def write_kubeconfig(path: pathlib.Path, url: str, **changes: Any) -> str:
+    """Write a kubeconfig for a server with other top-level fields; returns its path."""
     written = api_server.write_kubeconfig(path, url)
-    content = yaml.safe_load(path.read_text())
-    content["clusters"][0]["cluster"]["proxy-url"] = proxy
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
     return written
+
+
+async def refusal(path: pathlib.Path) -> str:
+    """The sentence in which a source refuses a kubeconfig."""
+    with pytest.raises(credentials.SourceError) as raised:
+        await watch.KubernetesSource(node_name="n1", kubeconfig=str(path)).check()
+    return str(raised.value)
 
 
 async def test_the_password_in_a_proxy_url_is_not_logged_when_the_url_is_wrong(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
-        kubeconfig = _kubeconfig_with_proxy(tmp_path / "kubeconfig", server.url, "http://me:very-secret@127.0.0.1:99999")
+        cluster = {"server": server.url, "proxy-url": "http://me:very-secret@127.0.0.1:99999"}
+        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", server.url, clusters=[{"name": "test", "cluster": cluster}])
         with structlog.testing.capture_logs() as logs:
             async with following(server, kubeconfig) as running:
                 await wait_for_trouble(running, Trouble.UNREACHABLE)
@@ -121,11 +128,10 @@ async def test_an_unusable_kubeconfig_is_reported_in_one_sentence(
     path = tmp_path / "kubeconfig"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(credentials.SourceError) as raised:
-        await watch.KubernetesSource(node_name="n1", kubeconfig=str(path)).check()
-    assert str(raised.value).startswith(f"kubeconfig {path}: ")
-    assert sentence in str(raised.value)
-    assert "\n" not in str(raised.value)
+    refused = await refusal(path)
+    assert refused.startswith(f"kubeconfig {path}: ")
+    assert sentence in refused
+    assert "\n" not in refused
 
 
 @pytest.mark.parametrize(
@@ -149,13 +155,10 @@ async def test_an_unusable_kubeconfig_is_reported_in_one_sentence(
 async def test_a_wrong_entry_of_a_kubeconfig_is_reported_without_secrets(
     tmp_path: pathlib.Path, change: Object, sentence: str
 ) -> None:
-    path = tmp_path / "kubeconfig"
-    api_server.write_kubeconfig(path, "https://127.0.0.1:1")
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
-    with pytest.raises(credentials.SourceError) as raised:
-        await watch.KubernetesSource(node_name="n1", kubeconfig=str(path)).check()
-    assert sentence in str(raised.value)
-    assert "secret" not in str(raised.value)
+    write_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1", **change)
+    refused = await refusal(tmp_path / "kubeconfig")
+    assert sentence in refused
+    assert "secret" not in refused
 
 
 async def test_outside_a_pod_a_missing_kubeconfig_flag_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,9 +146,7 @@ async def test_a_directory_that_is_moved_away_keeps_its_objects_and_is_read_agai
         async with running_source(place) as sink:
             await sink.batch(0)
             place.rename(tmp_path / "away")
-            async with asyncio.timeout(following.DEADLINE_S):
-                while not any(line["event"] == "manifests_unreadable" for line in logs):  # noqa: ASYNC110  # no event signals a log line
-                    await asyncio.sleep(0.001)
+            await following.eventually(lambda: any(line["event"] == "manifests_unreadable" for line in logs))
             (tmp_path / "next").mkdir()
             (tmp_path / "next" / "b.yaml").write_text(manifest("b"))
             (tmp_path / "next").rename(place)

@@ -252,7 +252,7 @@ def test_a_service_that_has_a_cluster_ip_in_only_one_of_two_files_is_used_from_t
     assert rejected.reason == f"is missing, and only an API server allots one; the Service in {allotted}.yaml is used"
     assert address(put) == "10.0.0.1"
     assert described(world.write(addon="# a comment\n" + text(bare))) == ["Rejected default/web"]
-    assert described(world.remove(allotted)) == ["Gone default/web"]
+    assert world.remove(allotted) == [Gone(ObjectKind.SERVICE, ServiceName("default", "web"))]
 
 
 def test_if_two_documents_of_a_file_define_the_same_object_the_first_document_is_used(world: World) -> None:
@@ -273,8 +273,3 @@ def test_the_first_delivery_ends_with_a_list_of_each_kind_that_includes_rejected
         Listed(ObjectKind.ENDPOINT_SLICE, frozenset()),
         Listed(ObjectKind.NODE, frozenset()),
     ]
-
-
-def test_a_deletion_event_names_the_kind_and_key_of_the_object(world: World) -> None:
-    world.write(all=text(service("web")))
-    assert world.remove("all") == [Gone(ObjectKind.SERVICE, ServiceName("default", "web"))]

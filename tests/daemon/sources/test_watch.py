@@ -24,11 +24,11 @@ from tests.support import api_server
 from tests.support.api_server import ApiServer, Refusal
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
 from tests.support.following import (
-    DEADLINE_S,
     KIND_OF,
     Setup,
     Sink,
     endpoint_slice,
+    eventually,
     following,
     running_task,
     service,
@@ -316,16 +316,12 @@ async def test_requests_to_an_unreachable_server_are_repeated_and_logged_in_one_
             async with following(reborn, kubeconfig) as running:
                 await wait_for_trouble(running, Trouble.UNREACHABLE)
                 assert running.source.describe().startswith(f"API server {url}: Cannot connect to host 127.0.0.1:")
-                async with asyncio.timeout(DEADLINE_S):
-                    while len(running.sleeps) < 12:  # noqa: ASYNC110  # no event signals a pause
-                        await asyncio.sleep(0.001)
+                await eventually(lambda: len(running.sleeps) >= 12)
                 reborn.put(SERVICES, service("web"))
                 api_server.write_kubeconfig(tmp_path / "kubeconfig", reborn.url)
                 await running.sink.until(running.sink.has("web"))
                 await reborn.watched(SERVICES)
-                async with asyncio.timeout(DEADLINE_S):
-                    while [line["event"] for line in logs].count("watch_resumed") < len(ObjectKind):  # noqa: ASYNC110  # no event signals a log line
-                        await asyncio.sleep(0.001)
+                await eventually(lambda: [line["event"] for line in logs].count("watch_resumed") == len(ObjectKind))
     assert running.source.describe() == f"API server {reborn.url}"
     failures = [line for line in logs if line["event"] == "watch_failed"]
     assert len(failures) == 1
