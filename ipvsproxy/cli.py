@@ -21,7 +21,7 @@ from ipvsproxy.kernel import instance
 _OF_COMMANDS = frozenset(option.key for option in catalogue.OF_COMMANDS)
 OK = 0
 WRONG_USE = 2
-"""Exit status when flags or file are wrong: nothing was programmed, and a restart does not help."""
+"""The exit status if the flags or the file are wrong. Nothing was programmed, and a restart does not help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

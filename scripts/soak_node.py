@@ -30,9 +30,9 @@ METRICS_PORT, HEALTHZ_PORT = 10249, 10256
 METRICS = f"http://127.0.0.1:{METRICS_PORT}/metrics"
 SETTLED_WITHIN_S = 60.0
 TAKE_OVERS_AT_ONCE = 10
-"""Take-overs in one round; the clients' results are printed after each."""
+"""The number of take-overs in one round; the results of the clients are printed after each round."""
 REQUESTS_S = 0.05
-"""Time between two requests of a client."""
+"""The time between two requests of a client."""
 
 
 class Soak:

@@ -33,7 +33,7 @@ PATIENCE_S = 5.0
 OTHER_PORTS = {10256: 10356, 10249: 10349}
 """Replacements of kube-proxy's default ports. Any other port is the operator's choice, and does not change."""
 SHOWN = 5
-"""At most this many new differences of a comparison have a log line of their own."""
+"""The largest number of new differences of a comparison that each have a log line."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -48,7 +48,7 @@ from ipvsproxy.translate.api.targets import Targets
 from ipvsproxy.translate.translation_settings import Settings
 
 WELL, NOT_WELL, CANNOT_TELL = 0, 1, 2
-"""Exit statuses of commands. ``NOT_WELL``: the answer is a difference, a failed check or an unknown subject."""
+"""The exit statuses of commands. ``NOT_WELL`` means that the answer is a difference, a failed check or an unknown subject."""
 JSON_VERSION = 1
 """The version of every document. The number grows if a field is removed or changes its meaning, not if a field is added."""
 

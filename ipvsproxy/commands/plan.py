@@ -23,7 +23,7 @@ from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile.survey import Survey
 
 SHOWN = 20
-"""At most this many operations of one step are printed as text."""
+"""The largest number of operations of one step that are printed as text."""
 
 _SIGNS: Mapping[str, str] = {Verb.ADD.value: "+", Verb.SET.value: "~", Verb.REMOVE.value: "-"}
 

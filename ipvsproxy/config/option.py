@@ -38,7 +38,7 @@ INT32 = range(-(2**31), 2**31)
 INT64_MAX = 2**63 - 1
 _HOUR_S = 3600
 _LONGEST = 200
-"""Characters of a number or duration. Python converts longer texts slowly or not at all."""
+"""The largest number of characters of a number or duration. Python converts longer texts slowly, or not at all."""
 
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))

@@ -33,7 +33,8 @@ from ipvsproxy.translate.services.refusal import WAYS_OUT
 CONTROLLER = "kube-proxy"
 """The controller of all events: operators and their tools know this name. The instance has the name of the node."""
 LONGEST_NOTE = 1024
-"""In bytes; the API server refuses longer notes (pkg/apis/core/validation in kubernetes/kubernetes)."""
+"""The longest note of an event in bytes; the API server refuses longer notes (pkg/apis/core/validation in
+kubernetes/kubernetes)."""
 LONGEST_NAME = 253
 BURST, REFILL_S = 25, 1.0
 """Rate limit of the process: ``BURST`` events at once, then one per ``REFILL_S``."""

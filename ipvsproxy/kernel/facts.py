@@ -34,7 +34,7 @@ from ipvsproxy.model.state import Observation
 _UP = 0x1  # IFF_UP
 ALL_BITS = 0xFFFFFFFF
 _AFTER_IPVS = frozenset({"FORWARD", "POSTROUTING"})
-"""Built-in chains that no packet passes between its arrival and IPVS."""
+"""The built-in chains through which packets do not pass between their arrival and IPVS."""
 _OURS = re.compile(r"KUBE-(IPVSPROXY-|MARK-|POSTROUTING$)")
 """Our chains and the kubelet's. The mark bits that they write have a known meaning, or are written after IPVS."""
 _MARK = re.compile(r"-j (?:MARK --set-xmark|TPROXY .*--tproxy-mark) (0x[0-9a-f]+)/(0x[0-9a-f]+)")

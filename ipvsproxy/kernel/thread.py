@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Generic, Self, TypeVar
 
 TURN_S = 0.001
-"""How long this thread may hold the interpreter lock while the event loop waits. Python's default is five times as long."""
+"""The longest time for which this thread may hold the interpreter lock while the event loop waits. Python's default is five times
+as long."""
 
 SLOW_S = 5.0
 """A call that takes longer is reported while it runs: the kernel usually answers within milliseconds, or its answer was lost."""

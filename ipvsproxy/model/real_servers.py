@@ -11,7 +11,7 @@ from ipvsproxy.model.net import Address, host_port
 PORT_SIZE = 2
 """The bytes of a packed port."""
 NOT_MASQUERADED = -1
-"""Stands in place of a weight: the real server has a forwarding method that no Service asks for.
+"""The value in place of a weight if the real server has a forwarding method that no Service requests.
 
 Setting a weight also sets the forwarding method.
 """

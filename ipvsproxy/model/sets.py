@@ -90,7 +90,7 @@ _SET_TYPES: Mapping[SetKind, SetType] = {
 SET_NAME_LIMIT = 31
 """The longest set name that the kernel takes (IPSET_MAXNAMELEN less the NUL). IPv6 names are cut to this length."""
 SET_CAPACITY = 65536
-"""``maxelem`` of every hash set, as in kube-proxy. With another value, each sync of a kube-proxy on this node would fail."""
+"""The ``maxelem`` of every hash set, as in kube-proxy. With another value, each sync of a kube-proxy on this node would fail."""
 
 
 @KernelKind("set", DriverName.IPSET)

@@ -127,7 +127,8 @@ class _Window:
     def __init__(self, length_s: float) -> None:
         self._length_s = length_s
         self._counts: Counter[float] = Counter()
-        """Counts by the time at which they leave the window, in whole seconds, earliest first."""
+        """The counts by the time at which they leave the window. The times are in whole seconds, and the earliest time comes
+        first."""
 
     def add(self, count: int, now: float) -> None:
         self._counts[int(now) + self._length_s] += count

@@ -27,7 +27,7 @@ from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 FREE_HEALS = 3
-"""How often the same drift is repaired without waiting, if it returns within ``CALM_S`` each time."""
+"""The number of repairs of the same drift without a wait, if the drift returns within ``CALM_S`` each time."""
 CALM_S = 600.0
 """The time after which drift that has not returned is forgotten."""
 FIRST_PATIENCE_S = 5.0

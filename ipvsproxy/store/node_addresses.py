@@ -12,7 +12,8 @@ from ipvsproxy.model.net import Address
 from ipvsproxy.model.service import EndpointSlice, Node, Service, ServiceName
 
 FEW = 8
-"""For at most so many addresses, a search of each slice for each address takes less time than indexing the slices."""
+"""The largest number of addresses for which a search of each slice for each address takes less time than an index of the
+slices."""
 
 
 class NodeAddresses:

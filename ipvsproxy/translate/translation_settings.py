@@ -144,7 +144,7 @@ CONNTRACK_BUCKETS = "/sys/module/nf_conntrack/parameters/hashsize"
 The whole host has one such table, and only the host's first network namespace can set its size.
 """
 FLOWS_PER_BUCKET = 4
-"""Flows per bucket of that table, as in kube-proxy."""
+"""The number of flows for each bucket of conntrack's hash table, as in kube-proxy."""
 _REUSE_MODE = (4, 1)
 """The Linux version that introduced ``conn_reuse_mode``."""
 

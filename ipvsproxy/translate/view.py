@@ -15,7 +15,7 @@ from ipvsproxy.model.state import Observation
 from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES, LocalMode, Settings, device_flags, direct_return_sysctls
 
 LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
-"""Stands for an unknown address of the node."""
+"""The address in place of an unknown address of the node."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

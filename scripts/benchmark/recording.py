@@ -18,7 +18,8 @@ _HEADER = struct.Struct("=IHHII")
 _TRANSACTION_BEGINS = 16  # NFNL_MSG_BATCH_BEGIN
 _PLAIN_BEGIN_SIZE = 20  # without attributes: the netlink header and struct nfgenmsg
 _BUFFER_BYTES = 1 << 20
-"""Writing is a system call, which would take a twentieth of a single change on the test kernel."""
+"""The size of the file's buffer. Each write is a system call, which would take a twentieth of the time of a single change on the
+test kernel."""
 
 
 class Recorded(NamedTuple):

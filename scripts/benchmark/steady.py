@@ -27,7 +27,7 @@ CHURN_DELAY_S = 3.0
 """The time between the start of the feeder and its first line."""
 LONGEST_SILENCE_S = 120.0
 AUDITS = 5
-"""Also the number of polls."""
+"""The number of measured audits, and of measured polls."""
 RARE_POLL_S = 30.0
 """The longer ``--ipvs-drift-check-interval`` of *idle*."""
 SCRAPES = 5
@@ -36,7 +36,7 @@ SCRAPE_LEAD_S = 0.01
 """The time from the start of a scrape until a change during this scrape. At the time of the change, the scrape reads the kernel's
 counters."""
 ROLLING = 999_000
-"""Number of the Service with a thousand endpoints."""
+"""The number of the Service with a thousand endpoints."""
 
 _READ_SIZE = 16384
 _SERIES = b"\nipvsproxy_service_"

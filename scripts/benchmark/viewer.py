@@ -24,9 +24,9 @@ from tests.support.api_server import ApiServer
 Figures = dict[str, Any]
 PAGE_S = 1.0
 HEAD_S = 3.0
-"""How often ``page.js`` requests the Services, and the state of the node."""
+"""The intervals at which ``page.js`` requests the Services, and the state of the node."""
 PACKET_S = 4.0
-"""How often each Service gets a packet."""
+"""The interval at which each Service gets a packet."""
 BURSTS_PER_S = 50
 SETTLED_S = 30.0
 """The time from the start until the first phase, longer than the readings that follow the first sync."""

@@ -26,7 +26,7 @@ QEMU = pathlib.Path("/usr/bin/qemu-system-x86_64")
 BUSYBOX = pathlib.Path("/bin/busybox")
 INITRAMFS_INIT = control.INIT.with_name("initramfs-init")
 MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_console")
-"""What the machine needs before it finds the host's files."""
+"""The modules that the machine needs before it finds the host's files."""
 
 
 class DebianKernel:

@@ -27,7 +27,7 @@ MOST_WAITING = 1 << 20
 FULL_PAUSE_S = 0.02
 STANDARD_ERROR = 2
 LAST_LINES_S = 0.5
-"""How long the end of a process waits for a slow reader."""
+"""The longest time for which the end of a process waits for a slow reader."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 """The logger of the daemon and of the commands."""

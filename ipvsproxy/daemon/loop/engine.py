@@ -40,7 +40,7 @@ from ipvsproxy.translate.translation_settings import Settings
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
 """The Services that are programmed before all others, so that a new node is usable early."""
 SERVICES_AT_ONCE = 250
-"""Services in a batch: each batch is translated, planned, applied and settled as a whole."""
+"""The number of Services in a batch. Each batch is translated, planned, applied and settled as a whole."""
 REST_FACTOR = 4
 """The pause after a sync, as a multiple of its duration, so that many changes in a row share the fixed cost of a sync."""
 LONGEST_REST_S = 0.05

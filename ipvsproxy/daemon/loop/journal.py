@@ -40,7 +40,7 @@ SUBJECT_BURST, SUBJECT_REFILL_S = 5, 60.0
 MOST_SUBJECTS = 1000
 """The most objects whose rate limits are remembered."""
 SYNCS_BURST, SYNCS_REFILL_S = 60, 1.0
-"""Rate limit of lines about syncs, of which there may be a hundred a second if the minimum interval is 0."""
+"""The rate limit of lines about syncs. If the minimum interval is 0, there may be a hundred syncs a second."""
 PARTS_SHOWN = 25
 """The most parts of one object that are logged at once."""
 PLACES_SHOWN = 5

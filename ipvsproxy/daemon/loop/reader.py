@@ -175,7 +175,7 @@ class KernelReader:
         """Whether an audit has ended since the last call of ``synced``."""
         self._drifted: Counter[str] = Counter()
         self.unreadable: frozenset[str] = frozenset()
-        """Why parts of the kernel could not be read at the last attempt, one sentence each."""
+        """The reasons why parts of the kernel could not be read at the last attempt, with one sentence for each part."""
         self._reading: _Reading | None = None
         self._rest_ends_s = 0.0
         self._failures = 0

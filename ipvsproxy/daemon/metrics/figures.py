@@ -29,7 +29,7 @@ from ipvsproxy.reconcile.survey import Statistics, Survey
 from ipvsproxy.store.objects import Store
 
 FRESH_S = 2.0
-"""How long counters count as fresh: the kernel itself adds up the counters of its processors every two seconds."""
+"""The time for which counters count as fresh. The kernel itself adds up the counters of its processors every two seconds."""
 
 K = TypeVar("K", bound=Hashable)
 

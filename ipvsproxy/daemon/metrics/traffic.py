@@ -35,7 +35,8 @@ LONGEST_READING_S = 5.0
 After this wait, the scrape shows the figures of the previous scrape.
 """
 LINES_AT_ONCE = 200
-"""Some 30 kB of text: rendering a page of megabytes at once blocks the loop, and needs new memory each time."""
+"""The number of lines that are rendered at once, which is about 30 kB of text. If a page of several megabytes were rendered at
+once, the event loop would be blocked, and each page would need new memory."""
 OTHERS = "(others)"
 """The name of all ports beyond the limit; no API object can have it."""
 _DIRECTIONS = ("in", "out")

@@ -23,11 +23,11 @@ from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Status
 
 FAILED = 1
-"""Exit status if an address cannot be bound with bindAddressHardFail, or if --init-only has failed."""
+"""The exit status if an address cannot be bound with bindAddressHardFail, or if --init-only has failed."""
 CANNOT_START = 2
-"""Exit status if a requirement is missing that this process cannot provide. Nothing was programmed."""
+"""The exit status if this process cannot meet a requirement. Nothing was programmed."""
 LAST_ANSWERS_S = 0.5
-"""How long a stopping process still answers that it is unhealthy."""
+"""The time for which a stopping process still answers that it is unhealthy."""
 DESCRIPTORS_INTERVAL_S = 5.0
 STOP_WITHIN_S = 1.7
 """The longest time from the signal to the end.

@@ -54,12 +54,12 @@ A bookmark comes once a minute: two may be late or lost, but not three.
 BROKEN_WATCH_SPREAD_S = 4.0
 """The watches of all nodes return within this time to a server that broke them, after the first back-off of each."""
 CONFIRMATION_SPREAD_S = 45.0
-"""If all nodes doubt the same list, their second lists are spread over this time."""
+"""The time over which the second lists of all nodes are spread if all nodes doubt the same list."""
 
 MAY_BE_ANOTHER = frozenset({Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR})
-"""After such trouble, the server may be one that was restored from a backup."""
+"""The kinds of trouble after which the server may have been restored from a backup."""
 LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED, Trouble.DOUBTED})
-"""After such trouble, a watch cannot continue from its last version."""
+"""The kinds of trouble after which a watch cannot continue from its last version."""
 
 
 class LineBuffer:

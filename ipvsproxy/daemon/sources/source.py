@@ -222,7 +222,7 @@ PROGRESS_S = 5.0
 REPEAT_S = 300.0
 """The pause between two log lines about the same silence."""
 ANSWERS = frozenset({Trouble.UNAUTHORIZED, Trouble.FORBIDDEN, Trouble.THROTTLED, Trouble.SERVER_ERROR})
-"""Trouble that shows that this node reaches the server, although the server gives no list."""
+"""The kinds of trouble which show that this node reaches the server, although the server gives no list."""
 
 
 async def wait_for_lists(

@@ -50,7 +50,7 @@ REPEAT_LOG_S = 300.0
 MOST_MESSAGES = 100
 """The number of logged messages that are remembered: the API server writes them, so there may be any number."""
 HEADERS = {"Accept": "application/json;drop=metadata.managedFields, application/json", "User-Agent": "ipvsproxy"}
-"""Asks for objects without their managedFields, about a third of a list (KEP-5958).
+"""The query parameter that requests objects without managedFields, which make up about a third of a list (KEP-5958).
 
 A server that does not know this parameter sends whole objects.
 """

@@ -57,7 +57,7 @@ OPENED = 16
 
 MOST_VIEWERS = 16
 VIEWER_S = 4.0
-"""How long a viewer counts as one after its last request."""
+"""The time after a viewer's last request for which the viewer counts as present."""
 IDLE_S = 60.0
 """The time after the last request of any viewer in which the page's figures are still kept up to date."""
 NAME = re.compile(r"[0-9A-Za-z-]{0,32}")
@@ -133,7 +133,7 @@ class ServiceRates:
         self.readings = 0
         """The number of complete readings after the first one; figures change with it."""
         self.interval_s: float | None = None
-        """Between the last two readings."""
+        """The rates between the last two readings."""
         self._read_s: float | None = None
         self._last: dict[VirtualServerKey, bytes] = {}
         self._histories: dict[ServiceName, _History] = {}

@@ -255,7 +255,7 @@ class EventLog:
         self.syncs: collections.deque[dict[str, Any]] = collections.deque(maxlen=SYNCS)
         """The last syncs, the newest first."""
         self.failed = 0
-        """Operations that failed in the last sync that had any; none once nothing is pending."""
+        """The failed operations of the last sync that had operations; empty if nothing is pending."""
         self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=EVENTS)
         self._failing: frozenset[str] = frozenset()
         self._states: dict[tuple[str, str], str] = {}

@@ -9,7 +9,7 @@ from ipvsproxy.model.annotations import SCHEDULERS
 
 _NF_TABLES = "nf_tables"
 _REFUSED = threading.Event()
-"""Set once this kernel has answered that it has no nf_tables."""
+"""The event is set as soon as this kernel has answered that it has no nf_tables."""
 
 
 class ModuleState(enum.StrEnum):

@@ -50,7 +50,7 @@ The kernel goes on working on IPv6 addresses after they were added: half a secon
 dump lost an answer, later dumps get one attempt each until a dump succeeds: otherwise, reading 34 sets would take half a minute.
 """
 UNANSWERED = -1
-"""Takes the place of an error number if the answer was lost, so that the change may or may not be in force."""
+"""The value in place of an error number if the answer was lost, so that it is unknown whether the change is in force."""
 
 REQUEST = 0x1
 ACKNOWLEDGE = 0x4

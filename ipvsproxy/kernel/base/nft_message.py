@@ -26,7 +26,7 @@ COMMENT_LIMIT = 128
 The comment must not contain quotes.
 """
 ATTEMPTS = 5
-"""How often a reading or a transaction is repeated while other programs change tables."""
+"""The largest number of attempts at a reading or a transaction while other programs change tables."""
 STALE = 85
 """The error ERESTART: another program has changed the rules since the generation that a transaction names."""
 

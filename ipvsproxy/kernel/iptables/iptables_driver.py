@@ -22,7 +22,8 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton, Skeleton
 
 PUT_BACK_LIMIT = 3
-"""How often a jump is moved back above another program's rule; after that, the other program's order is accepted."""
+"""The number of times that a jump is moved back above another program's rule. After that, the other program's order is
+accepted."""
 LOCK_WAIT_S = 5
 """The longest wait of iptables for its lock, which all programs that write rules on this host share."""
 

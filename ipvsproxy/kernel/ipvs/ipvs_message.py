@@ -21,7 +21,7 @@ GENERIC_HEADER = 4
 """The number of bytes before the attributes of a message: command, version, and two unused bytes."""
 
 NO_ADDRESS_FAMILY = "the kernel's answer lacks an attribute: use Linux 3.18 or later, which tells the address family of each"
-"""Why a real server cannot be read. An unreadable real server must not count as absent."""
+"""The reason why a real server cannot be read. An unreadable real server must not count as absent."""
 
 SCHEDULER_NAME_LIMIT = 15
 """The longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""

@@ -61,7 +61,7 @@ _NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
 """The errors of a kernel without this interface, or with a different version of it."""
 
 _WRITTEN: Final = -1
-"""Takes the place of the hashes of a virtual server that was written since it was last returned."""
+"""The value in place of the hashes of a virtual server that was written since it was last returned."""
 _BITS = 30
 _SHORT = (1 << _BITS) - 1
 """The bits of one hash. Two hashes, of a virtual server's row and of its real servers, fit in a Python integer of two digits."""

@@ -32,7 +32,7 @@ PAUSES_S: Sequence[float] = (0.0, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 REPAIRS = 5
-"""How often a refused message is corrected: another program may change the same set again and again."""
+"""The largest number of corrections of a refused message. Another program may change the same set again and again."""
 _ADDRESS_TYPES: Mapping[Family, int] = {Family.IPV4: 7, Family.IPV6: 8}
 _PROTOCOL_TYPE, _PORT_TYPE, _MARK_TYPE = 12, 13, 19
 _MASK = "mask "

@@ -32,7 +32,7 @@ from ipvsproxy.model.rules import ChainKey, Jump, LeftRules, NftTable, Removal
 FREE_RETURNS = 2
 PATIENCE_S = 600.0
 CALM_S = 900.0
-"""Rules that have not come back for this time count as gone. A kube-proxy checks its rules once in a sync period (30 s)."""
+"""If rules have not come back for this time, they count as gone. A kube-proxy checks its rules once in a sync period (30 s)."""
 
 TABLES = frozenset({"nat", "filter"})
 """The tables that affect packets of Services. In ``mangle``, kube-proxy only has a chain without rules."""

@@ -89,13 +89,13 @@ class Table(Generic[K, V, W]):
         self.desired: dict[K, V] = {}
         """The values that the winning owners desire."""
         self.pending: dict[K, None] = {}
-        """Desired keys whose two sides differ, oldest first."""
+        """The desired keys whose desired and observed values differ, the oldest first."""
         self.observed: MutableMapping[K, W] = self._make_observed()
         """The last observed values, foreign keys included."""
         self.foreign: set[K] = set()
-        """Observed keys that are not ours: they have no witness, and we have never changed them."""
+        """The observed keys that do not belong to ipvsproxy: they have no witness, and ipvsproxy has never changed them."""
         self.surplus: dict[K, None] = {}
-        """Our observed keys without an owner, oldest first."""
+        """The observed keys that belong to ipvsproxy and have no owner, the oldest first."""
         self._waiting: dict[K, _Waiting[V]] = {}
         self._was_observed = False
         self._shown: set[K] | None = None

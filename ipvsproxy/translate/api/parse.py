@@ -33,7 +33,7 @@ DEFAULT_AFFINITY_TIMEOUT_S = 10800
 """The API server's default for ``sessionAffinityConfig``, in seconds (core/v1)."""
 LONGEST_AFFINITY_TIMEOUT_S = 86400
 FEW_PORTS = 8
-"""Objects with at most this many ports share equal ports through a cache; more ports would fill the cache."""
+"""The largest number of ports of an object whose ports are shared through a cache; more ports would fill the cache."""
 MOST_ENTRIES = 65536
 """The most entries of one Service in one ipset.
 
