@@ -33,15 +33,14 @@ T = TypeVar("T")
 class Running:
     """A node that runs in a separate thread. ``url`` is the URL of the node's page."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, port: int) -> None:
         self._count = count
         self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._stop: asyncio.Event | None = None
-        self._error: BaseException | None = None
+        self._ready = concurrent.futures.Future[None]()
+        self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="node")
         self.node: PageNode
-        self.port = 0
+        self.port = port
 
     @property
     def url(self) -> str:
@@ -49,13 +48,11 @@ class Running:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._ready.wait(120)
-        if self._error:
-            raise self._error
+        self._ready.result(120)
 
     def stop(self) -> None:
         """Stop answering requests, so that the page loses its node."""
-        if self._thread.is_alive() and self._stop:
+        if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(60)
 
@@ -84,13 +81,11 @@ class Running:
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException as error:  # noqa: BLE001 - the test reports the error
-            self._error = error
-            self._ready.set()
+            self._ready.set_exception(error)
         finally:
             self._loop.close()
 
     async def _serve(self) -> None:
-        self._stop = asyncio.Event()
         executor = concurrent.futures.ThreadPoolExecutor(1)
         self.node = PageNode(executor=executor, settings=Settings(scopes=TrafficScopes.API))
         page_scene.begin(self.node, self._count)
@@ -101,7 +96,7 @@ class Running:
             while self.node.pages.node.history.last is None:  # noqa: ASYNC110 - no event signals that the counters were read
                 await asyncio.sleep(0.01)
             page_scene.add_past(self.node)
-            self._ready.set()
+            self._ready.set_result(None)
             await self._stop.wait()
         executor.shutdown(wait=False)
 
@@ -109,8 +104,7 @@ class Running:
 @contextlib.contextmanager
 def running(count: int, port: int = 0) -> Iterator[Running]:
     """A node with this many Services, which runs while the block runs."""
-    node = Running(count)
-    node.port = port
+    node = Running(count, port)
     node.start()
     try:
         yield node
@@ -153,30 +147,27 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
     one.close()
 
 
-class Console:
-    """The faults that the browser reports for a page: messages of the console, errors of scripts, and requests to other hosts."""
+def _note_faults(page: Page, url: str, complaints: list[str]) -> None:
+    """Note messages of the console, errors of scripts, and requests to other hosts."""
 
-    def __init__(self, page: Page, url: str) -> None:
-        self.complaints: list[str] = []
-        self._url = url
-        page.on("console", self._hear)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", self._see)
-
-    def _hear(self, message: ConsoleMessage) -> None:
+    def hear(message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            self.complaints.append(message.text)
+            complaints.append(message.text)
 
-    def _see(self, request: Request) -> None:
-        if not request.url.startswith(self._url):
-            self.complaints.append(f"asked for {request.url}")
+    def see(request: Request) -> None:
+        if not request.url.startswith(url):
+            complaints.append(f"asked for {request.url}")
+
+    page.on("console", hear)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", see)
 
 
 @pytest.fixture
 def looking(browser: Browser, node: Running) -> Iterator[Callable[..., Page]]:
     """Opens a view of the page, and checks at the end that the browser reported no fault."""
+    complaints: list[str] = []
     with contextlib.ExitStack() as contexts:
-        consoles: list[Console] = []
 
         def look(
             part: str,
@@ -200,10 +191,9 @@ def looking(browser: Browser, node: Running) -> Iterator[Callable[..., Page]]:
             # pending, the next test would fail.
             contexts.callback(page.unroute_all, behavior="wait")
             page.set_default_timeout(PATIENCE_MS)
-            consoles.append(Console(page, at.url))
+            _note_faults(page, at.url, complaints)
             page.goto(at.url + part)
             return page
 
         yield look
-        complaints = [complaint for console in consoles for complaint in console.complaints]
     assert complaints == []

@@ -136,16 +136,11 @@ def test_clicking_a_column_heading_sorts_the_services(looking: Look) -> None:
     expect(first).to_contain_text("team-39/")
 
 
-def test_a_search_finds_a_service_by_name_address_or_port(looking: Look) -> None:
+def test_a_search_shows_the_services_that_the_node_finds(looking: Look) -> None:
+    """``test_board`` covers by which addresses and ports the node finds a Service."""
     page = looking("#/services")
     search = page.get_by_label("Search")
-    for query, name in (
-        ("service-04321", "team-01/service-04321"),
-        ("10.100.3.7", "team-36/service-00756"),
-        ("10.220.1.250", "team-19/service-00499"),
-        ("10.96.0.80:80", page_scene.WEB),
-        ("30080", page_scene.WEB),
-    ):
+    for query, name in (("service-04321", "team-01/service-04321"), ("10.96.0.80:80", page_scene.WEB)):
         search.fill(query)
         expect(page.locator(f"tbody th a:text-is('{name}')")).to_be_visible()
         expect(page.get_by_role("status")).to_contain_text("of 10,000 Services")
@@ -181,10 +176,6 @@ def test_the_column_of_problems_is_visible_at_1280_pixels_despite_long_port_name
     page = looking("#/services?namespace=shop", width=1280)
     expect(page.locator("tbody .ports", has_text="metrics-scraper")).to_contain_text("grpc-management")
     assert (page.locator("thead th").nth(1).text_content() or "").strip() == "Problem"
-    for problem in page.locator("tbody .problem:has(span)").all():
-        box = problem.bounding_box()
-        assert box
-        assert box["x"] + box["width"] <= 1280
     assert page.locator(".services").evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
 
 
