@@ -26,7 +26,7 @@ from ipvsproxy.daemon.base.cannot_start import CannotStartError
 from ipvsproxy.daemon.http import health, server
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.process import lifecycle, reload, requirements
-from ipvsproxy.daemon.sources import directory, source
+from ipvsproxy.daemon.sources import directory
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import Lack
@@ -41,7 +41,7 @@ from ipvsproxy.model.rules import Backend, InterfaceMatch, Rule, Verdict
 from ipvsproxy.translate.skeleton import SCOPE_CHAINS
 from ipvsproxy.translate.translation_settings import LocalMode
 from tests.config import loading
-from tests.support import api_server, builders, loopback, memory_node
+from tests.support import memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.left_rules import Tables
 from tests.support.left_tables import MemoryTables
@@ -308,12 +308,9 @@ def test_a_failed_reload_of_the_configuration_changes_nothing_and_is_retried(
     assert calls == [("verbosity", 0), ("OOM score", -999), *attempts, ("verbosity", 3), ("OOM score", -5)]
     (failed,) = [line for line in logged if line["event"] == "reload_failed"]
     expected = "ask for the scheduler: No buffer space available" if trouble == "ENOBUFS" else "no scheduler wlc; no scheduler rr"
-    assert (failed["log_level"], failed["error"], failed["settings"]) == (
-        "error",
-        expected,
-        ["ipvs.scheduler", "logging.verbosity", "oomScoreAdj"],
-    )
-    assert [line["applied"] for line in logged if line["event"] == "configuration_changed"] == [failed["settings"]]
+    settings = ["ipvs.scheduler", "logging.verbosity", "oomScoreAdj"]
+    assert (failed["log_level"], failed["error"], failed["settings"]) == ("error", expected, settings)
+    assert [line["applied"] for line in logged if line["event"] == "configuration_changed"] == [settings]
 
 
 @pytest.fixture
@@ -334,31 +331,6 @@ def test_the_program_does_not_start_on_a_kernel_without_any_usable_scheduler(ker
     kernel.schedulers = frozenset()
     assert refusal("--ipvs-scheduler=nosuch") == ["no scheduler nosuch", "no scheduler rr"]
     assert refusal() == ["no scheduler rr"]
-
-
-def test_a_start_removes_a_leftover_address_of_an_api_server_that_does_not_answer(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, made: list[health.Status]
-) -> None:
-    (port,) = loopback.free_ports(1)
-    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://{loopback.HOST}:{port}")
-    monkeypatch.setattr(source, "PATIENCE_S", 0.5)
-    address, other = builders.addresses(loopback.HOST, "203.0.113.5")
-    kernel.device = True
-    kernel.addresses |= {address, other}
-    given_up = app._Node._give_up_api_servers
-
-    async def give_up_and_stop(node: Any, *arguments: Any) -> None:
-        await given_up(node, *arguments)
-        stop()
-
-    monkeypatch.setattr(app._Node, "_give_up_api_servers", give_up_and_stop)
-    with structlog.testing.capture_logs() as logs:
-        assert run(configured(f"--kubeconfig={kubeconfig}")) == 0
-    removal = f"remove address {loopback.HOST}"
-    assert [str(one) for one in kernel.applied] == [removal]
-    assert kernel.addresses == {other}
-    assert [line["done"] for line in logs if line["event"] == "api_server_address_given_up"] == [[removal]]
-    assert [*made[0].notices] == [app.API_SERVER_HIDDEN]
 
 
 def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: pathlib.Path) -> None:

@@ -22,25 +22,12 @@ STALE_AFTER_S = 900.0
 WEB_KEY = builders.frontend("10.96.0.1", 80)
 
 
-NODE: api_store.Object = {
-    "metadata": {"name": builders.THIS_NODE},
-    "status": {"addresses": [{"type": "InternalIP", "address": builders.NODE_ADDRESS}]},
-}
-
-
-def endpoint_slice(service_name: str, address: str) -> api_store.Object:
-    return following.endpoint_slice(f"{service_name}-v4", **{"kubernetes.io/service-name": service_name}) | {
-        "endpoints": [{"addresses": [address], "conditions": {"ready": True}, "nodeName": "node-a"}],
-        "ports": [{"port": 8080, "protocol": "TCP"}],
-    }
-
-
 class Server:
     """An API server that is present or absent; ``connections`` counts the attempts to connect."""
 
     def __init__(self) -> None:
         self.store = api_store.Store()
-        self.store.put(api_store.NODES, NODE)
+        self.store.put(api_store.NODES, {"metadata": {"name": builders.THIS_NODE}})
         self.add_service("web", 1)
         self.connections = 0
         self._is_away = False
@@ -48,7 +35,9 @@ class Server:
 
     def add_service(self, name: str, number: int) -> None:
         self.store.put(api_store.SERVICES, following.service(name, f"10.96.0.{number}"))
-        self.store.put(api_store.ENDPOINT_SLICES, endpoint_slice(name, f"10.244.0.{number}"))
+        endpoints = {"endpoints": [{"addresses": [f"10.244.0.{number}"]}], "ports": [{"port": 8080}]}
+        item = following.endpoint_slice(name, **{"kubernetes.io/service-name": name})
+        self.store.put(api_store.ENDPOINT_SLICES, item | endpoints)
 
     def leave(self) -> None:
         """Make the API server absent from now on; all its watches break."""

@@ -37,8 +37,10 @@ class Pipe:
         self.is_broken |= b"b" in told
         return self.is_broken or b"c" in told
 
-    def tell(self, what: bytes) -> None:
+    async def tell(self, what: bytes) -> None:
+        """Write a notification, and let the follower run."""
         os.write(self._writing, what)
+        await turns()
 
     def close(self) -> None:
         os.close(self._reading)
@@ -69,14 +71,11 @@ async def turns() -> None:
 async def test_only_changes_of_our_own_table_cause_rules_to_be_read(pipe: Pipe) -> None:
     engine = Mock()
     async with following(engine, pipe):
-        pipe.tell(b"o")
-        await turns()
+        await pipe.tell(b"o")
         assert engine.rules_changed.call_count == 0
-        pipe.tell(b"c")
-        await turns()
+        await pipe.tell(b"c")
         assert engine.rules_changed.call_count == 1
-        pipe.tell(b"c")
-        await turns()
+        await pipe.tell(b"c")
         assert engine.rules_changed.call_count == 2
 
 
@@ -84,8 +83,7 @@ async def test_a_stopped_follower_does_not_ask_the_loop_to_read_rules(pipe: Pipe
     engine = Mock()
     async with following(engine, pipe):
         pass
-    pipe.tell(b"c")
-    await turns()
+    await pipe.tell(b"c")
     assert engine.rules_changed.call_count == 0
 
 
@@ -93,8 +91,7 @@ async def test_a_broken_notification_socket_is_logged_once_and_everything_is_rea
     engine = Mock()
     with structlog.testing.capture_logs() as logged:
         async with following(engine, pipe) as task:
-            pipe.tell(b"b")
-            await turns()
+            await pipe.tell(b"b")
             assert task.done()
     assert engine.rules_changed.call_count == 1
     assert [(line["event"], line["error"]) for line in logged] == [("nftables_notifications_lost", "Bad file descriptor")]

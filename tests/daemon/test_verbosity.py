@@ -99,8 +99,6 @@ async def test_from_verbosity_2_on_health_check_ports_are_logged(
     monkeypatch.setattr(log._Process, "verbosity", level)
     ports = Ports()
     with capture_logs() as lines:
-        ports.put(state(ports={30000: 1}))
-        await ports.checks.adjust()
-        ports.remove("web")
-        await ports.checks.adjust()
+        await ports.show(state(ports={30000: 1}))
+        await ports.withdraw("web")
     assert [line["event"] for line in lines] == expected

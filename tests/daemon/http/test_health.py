@@ -44,6 +44,14 @@ class Node:
         return self.status.is_healthy
 
 
+@pytest.fixture
+def node() -> Node:
+    """A node after its first sync."""
+    node = Node()
+    node.sync()
+    return node
+
+
 def test_a_starting_node_is_healthy_and_becomes_eligible_with_the_first_complete_sync() -> None:
     node = Node()
     assert node.is_healthy()
@@ -63,9 +71,7 @@ def test_a_process_whose_first_sync_is_late_is_unhealthy() -> None:
     assert not node.is_healthy()
 
 
-def test_a_process_is_unhealthy_if_a_change_has_waited_for_more_than_two_sync_periods() -> None:
-    node = Node()
-    node.sync()
+def test_a_process_is_unhealthy_if_a_change_has_waited_for_more_than_two_sync_periods(node: Node) -> None:
     node.clock.now += 500
     assert node.is_healthy()
     assert node.status.oldest_change_age_s == 0
@@ -81,9 +87,7 @@ def test_a_process_is_unhealthy_if_a_change_has_waited_for_more_than_two_sync_pe
     assert node.is_healthy()
 
 
-def test_a_change_during_a_sync_counts_as_waiting_from_its_arrival() -> None:
-    node = Node()
-    node.sync()
+def test_a_change_during_a_sync_counts_as_waiting_from_its_arrival(node: Node) -> None:
     node.status.syncing(node.clock.now)
     node.clock.now += 10
     node.status.queued(node.clock.now)
@@ -94,17 +98,13 @@ def test_a_change_during_a_sync_counts_as_waiting_from_its_arrival() -> None:
     assert not node.is_healthy()
 
 
-def test_a_sync_that_never_ends_makes_the_node_unhealthy_even_without_changes() -> None:
-    node = Node()
-    node.sync()
+def test_a_sync_that_never_ends_makes_the_node_unhealthy_even_without_changes(node: Node) -> None:
     node.status.syncing(node.clock.now)
     node.clock.now += LATE_S
     assert not node.is_healthy()
 
 
-def test_rules_that_could_not_be_written_for_a_long_time_make_only_their_family_unhealthy() -> None:
-    node = Node()
-    node.sync()
+def test_rules_that_could_not_be_written_for_a_long_time_make_only_their_family_unhealthy(node: Node) -> None:
     node.sync(lacking=[Family.IPV6])
     node.clock.now += LATE_S - 1
     node.sync(lacking=[Family.IPV6])
@@ -135,19 +135,15 @@ def test_a_family_that_is_not_served_does_not_affect_health() -> None:
 
 @pytest.mark.parametrize("node_object", [None, builders.node(leaving=True)])
 def test_unknown_nodes_and_nodes_about_to_be_deleted_are_healthy_but_not_eligible(
-    node_object: service.Node | None,
+    node: Node, node_object: service.Node | None
 ) -> None:
-    node = Node()
-    node.sync()
     node.status.node = node_object
     assert node.is_healthy()
     assert not node.status.is_eligible
     assert ("--hostname-override" in node.status.node_trouble) == (node_object is None)
 
 
-def test_a_process_that_is_about_to_stop_is_neither_healthy_nor_eligible() -> None:
-    node = Node()
-    node.sync()
+def test_a_process_that_is_about_to_stop_is_neither_healthy_nor_eligible(node: Node) -> None:
     node.status.stop()
     assert not node.is_healthy()
     assert not node.status.is_eligible

@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog.testing
@@ -43,14 +45,18 @@ class Ports:
         self.addresses = addresses
         self._tables = NodeTables(Drains())
 
-    async def _open(self, address: Address, port: int, answer: Callable[[], Answer]) -> "Opened":
+    async def _open(self, address: Address, port: int, answer: Callable[[], Answer]) -> Any:
+        async def close() -> None:
+            del self.answers[where]
+            self.log.append(f"close {where}")
+
         where = host_port(address, port)
         self.log.append(f"open {where}")
         if where in self.taken or where in self.answers:
             raise OSError(98, "Address already in use")
         self.answers[where] = answer
         self.opened.put_nowait(where)
-        return Opened(self, where)
+        return Mock(close=close)
 
     def put(self, *states: ServiceState) -> None:
         for one in states:
@@ -61,6 +67,15 @@ class Ports:
         at_once(self._tables.putting(ServiceName(builders.NAMESPACE, name), None))
         self.checks.put(self._tables.health_checks.desired, self.addresses)
 
+    async def show(self, *states: ServiceState) -> float | None:
+        """Put states of Services, and adjust the listeners; returns the seconds until the next attempt."""
+        self.put(*states)
+        return await self.checks.adjust()
+
+    async def withdraw(self, name: str) -> float | None:
+        self.remove(name)
+        return await self.checks.adjust()
+
     def ask(self, where: str) -> tuple[int, str, int]:
         """The HTTP status, the name of the Service, and the number of its endpoints on this node."""
         answer = self.answers[where]()
@@ -68,20 +83,9 @@ class Ports:
         return answer.status, document["service"]["name"], document["localEndpoints"]
 
 
-class Opened(server.Listener):
-    def __init__(self, ports: Ports, where: str) -> None:
-        self._ports = ports
-        self._where = where
-
-    async def close(self) -> None:
-        del self._ports.answers[self._where]
-        self._ports.log.append(f"close {self._where}")
-
-
 async def test_one_listener_is_opened_for_each_health_check_port_in_each_family() -> None:
     ports = Ports(EVERYWHERE)
-    ports.put(state("web", ports={30001: 1}, families=BOTH), state("dns", ports={30002: 0}))
-    assert await ports.checks.adjust() is None
+    assert await ports.show(state("web", ports={30001: 1}, families=BOTH), state("dns", ports={30002: 0})) is None
     assert ports.answers.keys() == {"0.0.0.0:30001", "[::]:30001", "0.0.0.0:30002", "[::]:30002"}
     assert ports.ask("0.0.0.0:30001") == (200, "web", 1)
     assert ports.ask("0.0.0.0:30002") == (503, "dns", 0)
@@ -89,14 +93,11 @@ async def test_one_listener_is_opened_for_each_health_check_port_in_each_family(
 
 async def test_a_single_family_service_answers_health_checks_on_node_addresses_of_both_families() -> None:
     ports = Ports(EVERYWHERE)
-    ports.put(state("web", ports={30001: 2}))
-    await ports.checks.adjust()
+    await ports.show(state("web", ports={30001: 2}))
     assert ports.ask("[::]:30001") == ports.ask("0.0.0.0:30001") == (200, "web", 2)
-    ports.put(state("web", ports={30001: 1}, families=BOTH))
-    await ports.checks.adjust()
+    await ports.show(state("web", ports={30001: 1}, families=BOTH))
     assert ports.ask("[::]:30001") == (200, "web", 1)
-    ports.put(state("web", ports={30001: 3}, families=(Family.IPV6,)))
-    await ports.checks.adjust()
+    await ports.show(state("web", ports={30001: 3}, families=(Family.IPV6,)))
     assert ports.ask("[::]:30001") == ports.ask("0.0.0.0:30001") == (200, "web", 3)
     assert ports.log == ["open 0.0.0.0:30001", "open [::]:30001"], "no listener was restarted"
     answer = ports.answers["[::]:30001"]
@@ -108,31 +109,25 @@ async def test_a_single_family_service_answers_health_checks_on_node_addresses_o
 
 async def test_a_changed_answer_reopens_no_listener_and_a_changed_or_removed_port_is_closed() -> None:
     ports = Ports()
-    ports.put(state("web", ports={30001: 1}), state("dns", ports={30003: 1}))
-    await ports.checks.adjust()
+    await ports.show(state("web", ports={30001: 1}), state("dns", ports={30003: 1}))
     ports.is_healthy = False
     assert ports.ask("0.0.0.0:30001") == (503, "web", 1)
     ports.is_healthy = True
-    ports.put(state("web", ports={30001: 0}))
-    await ports.checks.adjust()
+    await ports.show(state("web", ports={30001: 0}))
     assert ports.ask("0.0.0.0:30001") == (503, "web", 0)
     assert ports.log == ["open 0.0.0.0:30001", "open 0.0.0.0:30003"]
-    ports.put(state("web", ports={30002: 1}))
-    await ports.checks.adjust()
+    await ports.show(state("web", ports={30002: 1}))
     assert ports.log[2:] == ["close 0.0.0.0:30001", "open 0.0.0.0:30002"]
     ports.remove("web")
-    ports.put(state("dns"))
-    await ports.checks.adjust()
+    await ports.show(state("dns"))
     assert ports.answers == {}
 
 
 async def test_the_older_of_two_services_with_the_same_health_check_port_answers_until_its_deletion() -> None:
     ports = Ports()
-    ports.put(state("young", ports={30001: 2}, created_s=2), state("old", ports={30001: 1}, created_s=1))
-    await ports.checks.adjust()
+    await ports.show(state("young", ports={30001: 2}, created_s=2), state("old", ports={30001: 1}, created_s=1))
     assert ports.ask("0.0.0.0:30001") == (200, "old", 1)
-    ports.remove("old")
-    await ports.checks.adjust()
+    await ports.withdraw("old")
     assert ports.ask("0.0.0.0:30001") == (200, "young", 2)
     assert ports.log == ["open 0.0.0.0:30001"]
 
@@ -140,12 +135,10 @@ async def test_the_older_of_two_services_with_the_same_health_check_port_answers
 async def test_listeners_are_opened_and_closed_as_the_node_gains_and_loses_addresses() -> None:
     ports = Ports()
     ports.addresses = {Family.IPV4: builders.addresses("192.168.0.10", "192.168.1.10"), Family.IPV6: ()}
-    ports.put(state(ports={30001: 1}, families=BOTH))
-    await ports.checks.adjust()
+    await ports.show(state(ports={30001: 1}, families=BOTH))
     assert ports.answers.keys() == {"192.168.0.10:30001", "192.168.1.10:30001"}
     ports.addresses = {Family.IPV4: builders.addresses("192.168.1.10", "192.168.2.10"), Family.IPV6: ()}
-    ports.put()
-    await ports.checks.adjust()
+    await ports.show()
     assert ports.answers.keys() == {"192.168.1.10:30001", "192.168.2.10:30001"}
     assert ports.log[2:] == ["close 192.168.0.10:30001", "open 192.168.2.10:30001"]
 
@@ -160,8 +153,7 @@ async def test_a_port_in_use_is_retried_with_growing_pauses_and_delays_no_other_
         assert first_s is not None
         assert 0.5 <= first_s <= 1
         # A change of another Service does not shorten the pause before the next attempt.
-        ports.put(state("dns", ports={30002: 2}))
-        await ports.checks.adjust()
+        await ports.show(state("dns", ports={30002: 2}))
         assert ports.log.count("open 0.0.0.0:30001") == 1
         delays = [first_s]
         for _ in range(12):
@@ -176,10 +168,8 @@ async def test_a_port_in_use_is_retried_with_growing_pauses_and_delays_no_other_
     assert await ports.checks.adjust() is None
     assert ports.ask("0.0.0.0:30001") == (200, "web", 1)
     ports.taken.add("0.0.0.0:30004")
-    ports.put(state("web", ports={30004: 1}))
-    assert await ports.checks.adjust() is not None
-    ports.remove("web")
-    assert await ports.checks.adjust() is None, "a port that is no longer desired is not tried again"
+    assert await ports.show(state("web", ports={30004: 1})) is not None
+    assert await ports.withdraw("web") is None, "a port that is no longer desired is not tried again"
 
 
 async def test_listeners_are_adjusted_after_changes_and_closed_at_the_end_of_the_process() -> None:

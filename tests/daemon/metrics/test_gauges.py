@@ -1,7 +1,10 @@
 """Covers the counts and ages that a scrape shows; objects of other programs are not counted."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import Metric
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.leftover_removal import AnyPlace
@@ -50,7 +53,11 @@ class Figures:
         self.leftovers: Mapping[AnyPlace, bool] = {}
         self.other_backend = False
 
-    def read(self) -> dict[str, dict[tuple[str, ...], float]]:
+    def observe(self, **observed: Any) -> None:
+        """Read these objects from the kernel."""
+        at_once(self.reconciler.observer.observing(Observation(**observed), now=0))
+
+    def gauges(self) -> Iterator[Metric | None]:
         sources = Sources(
             survey=self.reconciler.survey,
             store=self.store,
@@ -59,7 +66,10 @@ class Figures:
             leftovers=lambda: self.leftovers,
             other_backend=lambda: self.other_backend,
         )
-        families = filter(None, metrics.gauges(sources, BOTH))
+        return metrics.gauges(sources, BOTH)
+
+    def read(self) -> dict[str, dict[tuple[str, ...], float]]:
+        families = filter(None, self.gauges())
         return {one.name: {tuple(sample.labels.values()): sample.value for sample in one.samples} for one in families}
 
 
@@ -92,21 +102,16 @@ def test_only_our_own_virtual_servers_and_real_servers_are_counted_by_family() -
     figures = Figures()
     ours = builders.frontend("10.96.0.10", 80), builders.frontend("fd00:10:96::10", 80)
     foreign = builders.frontend("192.0.2.1", 80)
-    at_once(
-        figures.reconciler.observer.observing(
-            Observation(
-                virtual_servers={
-                    ours[0]: _server("10.244.0.5", "10.244.0.6"),
-                    ours[1]: _server("fd00:10:244::5"),
-                    foreign: _server("10.244.0.7"),
-                },
-                sets={},
-                addresses=frozenset(key.address for key in ours),
-                routes=frozenset({ours[1].address}),
-                interface_addresses=(),
-            ),
-            now=0,
-        )
+    figures.observe(
+        virtual_servers={
+            ours[0]: _server("10.244.0.5", "10.244.0.6"),
+            ours[1]: _server("fd00:10:244::5"),
+            foreign: _server("10.244.0.7"),
+        },
+        sets={},
+        addresses=frozenset(key.address for key in ours),
+        routes=frozenset({ours[1].address}),
+        interface_addresses=(),
     )
     values = figures.read()
     assert values["ipvsproxy_virtual_servers"] == {("IPv4",): 1, ("IPv6",): 1}
@@ -120,14 +125,13 @@ def test_tunnelled_real_servers_are_counted_by_family() -> None:
     figures, key = Figures(), FirewallMark.of(Family.IPV4, 1)
     weights = {builders.backend("10.244.0.5"): 1, builders.backend("172.18.0.3", 80): TUNNELLED + 2}
     entry = mark_entry(key)
-    observed = Observation(
+    figures.observe(
         virtual_servers={key: ObservedVirtualServer(VirtualServerSettings("mh"), weights)},
         sets={entry.set: frozenset({entry})},
         addresses=frozenset(),
         routes=frozenset(),
         interface_addresses=(),
     )
-    at_once(figures.reconciler.observer.observing(observed, now=0))
     assert figures.read()["ipvsproxy_tunnels"] == {("IPv4",): 1, ("IPv6",): 0}
 
 
@@ -136,7 +140,7 @@ def test_set_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:
     figures.reconciler.put_node(BOTH, (), None)
     assert figures.read()["ipvsproxy_pending"][("set",)] == 34
     entry = SetEntry(CLUSTER_IPS, parse_address("10.96.0.10"), None, 80)
-    at_once(figures.reconciler.observer.observing(Observation(sets={CLUSTER_IPS: frozenset({entry})}, device=True), now=0))
+    figures.observe(sets={CLUSTER_IPS: frozenset({entry})}, device=True)
     values = figures.read()
     assert len(values["ipvsproxy_set_entries"]) == 34
     assert values["ipvsproxy_set_entries"][CLUSTER_IPS,] == 1
@@ -196,7 +200,7 @@ def test_drift_is_counted_by_object_kind() -> None:
     address = parse_address("10.96.0.10")
     at_once(figures.reconciler.putting(OWNER.service, ServiceState(owner=OWNER, addresses=(address,))))
     for addresses in (frozenset({address}), frozenset()):
-        at_once(figures.reconciler.observer.observing(Observation(addresses=addresses), now=0))
+        figures.observe(addresses=addresses)
     drift = figures.read()["ipvsproxy_drift"]
     assert drift == {(kind,): float(kind == "address") for kind in KINDS}
 
@@ -204,14 +208,8 @@ def test_drift_is_counted_by_object_kind() -> None:
 def test_counting_many_objects_for_a_scrape_lets_other_tasks_run_in_between() -> None:
     figures, many = Figures(), 3 * ITEMS_AT_ONCE
     addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
-    at_once(
-        figures.reconciler.observer.observing(
-            Observation(
-                virtual_servers={builders.frontend(one, 80): _server() for one in addresses},
-                addresses=frozenset(builders.addresses(*addresses)),
-            ),
-            0,
-        )
+    figures.observe(
+        virtual_servers={builders.frontend(one, 80): _server() for one in addresses},
+        addresses=frozenset(builders.addresses(*addresses)),
     )
-    sources = Sources(survey=figures.reconciler.survey, store=figures.store, status=figures.status)
-    assert sum(one is None for one in metrics.gauges(sources, BOTH)) == 3 + 3
+    assert sum(one is None for one in figures.gauges()) == 3 + 3

@@ -60,12 +60,6 @@ async def test_the_buckets_of_network_programming_have_the_bounds_and_the_format
     assert buckets == [*(f"{bound:g}" for bound in bounds), "+Inf"]
 
 
-async def test_no_metric_has_a_series_with_the_suffix_created() -> None:
-    metrics = _metrics()
-    metrics.health_answered("/healthz", 200)
-    assert "_created" not in await _page(metrics)
-
-
 @pytest.mark.parametrize("name", ["process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"])
 async def test_the_metrics_page_has_the_process_metrics(name: str) -> None:
     assert (await _rows(_metrics()))[name] > 0

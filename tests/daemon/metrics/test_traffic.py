@@ -103,7 +103,9 @@ class Scene:
         self.store.deliver([put(service)], 0)
         at_once(self.reconciler.putting(service.name, builders.translate(service, (), builders.node_view(), Settings())))
 
-    async def scrape(self) -> Mapping[str, int]:
+    async def scrape(self, counters: Mapping[VirtualServerKey, Counters] | None = None) -> Mapping[str, int]:
+        """The samples of a scrape; the kernel has these counters from now on."""
+        self.kernel.counters = self.kernel.counters if counters is None else dict(counters)
         self.clock.now += 10
         await self.traffic.refresh()
         lines = b"".join(self.traffic.render(openmetrics=False)).decode().splitlines()
@@ -130,8 +132,8 @@ async def test_the_counters_of_all_virtual_servers_of_a_service_port_are_added_u
 
 async def test_ports_without_traffic_and_virtual_servers_of_other_programs_have_no_series() -> None:
     scene = Scene(WEB)
-    scene.kernel.counters = {CLUSTER: Counters(), builders.frontend("192.0.2.99", 443): Counters(5, 5, 5, 5, 5)}
-    assert not [name for name in await scene.scrape() if name.startswith("ipvsproxy_service")]
+    samples = await scene.scrape({CLUSTER: Counters(), builders.frontend("192.0.2.99", 443): Counters(5, 5, 5, 5, 5)})
+    assert not [name for name in samples if name.startswith("ipvsproxy_service")]
 
 
 async def test_a_node_port_is_not_mixed_up_with_a_service_port_of_the_same_number() -> None:
@@ -149,29 +151,23 @@ async def test_a_node_port_is_not_mixed_up_with_a_service_port_of_the_same_numbe
 async def test_a_total_does_not_fall_when_a_virtual_server_is_removed_or_its_counters_are_reset() -> None:
     scene = Scene(WEB)
     total = f"ipvsproxy_service_connections_total{{{HTTP}}}"
-    scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
-    assert (await scene.scrape())[total] == 150
-    scene.kernel.counters = {CLUSTER: Counters(101)}
-    assert (await scene.scrape())[total] == 151
-    scene.kernel.counters = {CLUSTER: Counters(3), EXTERNAL: Counters(2)}
-    assert (await scene.scrape())[total] == 156
+    assert (await scene.scrape({CLUSTER: Counters(100), EXTERNAL: Counters(50)}))[total] == 150
+    assert (await scene.scrape({CLUSTER: Counters(101)}))[total] == 151
+    assert (await scene.scrape({CLUSTER: Counters(3), EXTERNAL: Counters(2)}))[total] == 156
 
 
 async def test_a_service_port_with_a_new_name_gets_a_new_series() -> None:
     scene = Scene(WEB)
-    scene.kernel.counters = {CLUSTER: Counters(1)}
-    await scene.scrape()
+    await scene.scrape({CLUSTER: Counters(1)})
     scene.put(builders.service("web", builders.service_port(80, name="plain"), cluster=["10.96.0.10"]))
-    scene.kernel.counters = {CLUSTER: Counters(4)}
-    samples = await scene.scrape()
+    samples = await scene.scrape({CLUSTER: Counters(4)})
     assert samples[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'plain')}}}"] == 3
 
 
 async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown() -> None:
     addresses = [f"10.96.0.{number}" for number in range(1, 6)]
     scene = Scene(*(builders.service(f"s{address[8:]}", cluster=[address]) for address in addresses), limit=2)
-    scene.kernel.counters = {builders.frontend(address, 80): Counters(10) for address in addresses}
-    samples = await scene.scrape()
+    samples = await scene.scrape({builders.frontend(address, 80): Counters(10) for address in addresses})
     together = 'namespace="(others)",service="(others)",port="",protocol=""'
     assert samples[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
     assert samples['ipvsproxy_traffic_listed{kind="service"}'] == 2
@@ -190,23 +186,20 @@ async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown
 
 async def test_with_a_limit_of_zero_counters_are_not_read_and_have_no_series() -> None:
     scene = Scene(WEB, limit=0)
-    scene.kernel.counters = {CLUSTER: Counters(1)}
-    assert not await scene.scrape()
+    assert not await scene.scrape({CLUSTER: Counters(1)})
     assert scene.kernel.readings == 0
 
 
 async def test_counters_that_cannot_be_read_keep_their_last_values() -> None:
     scene = Scene(WEB)
-    scene.kernel.counters = {CLUSTER: Counters(8)}
-    await scene.scrape()
+    await scene.scrape({CLUSTER: Counters(8)})
     scene.kernel.error = KernelError(action="read the counters", errno=errno.EIO)
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
 
 
 async def test_a_port_keeps_its_total_when_one_of_its_virtual_servers_is_removed() -> None:
     scene = Scene(WEB)
-    scene.kernel.counters = {CLUSTER: Counters(), EXTERNAL: Counters(7)}
-    await scene.scrape()
+    await scene.scrape({CLUSTER: Counters(), EXTERNAL: Counters(7)})
     del scene.kernel.counters[EXTERNAL]
     scene.put(builders.service("web", *WEB.ports, kind=ServiceType.NODE_PORT, cluster=["10.96.0.10"]))
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 7
@@ -217,8 +210,7 @@ async def test_traffic_is_not_counted_twice_after_counting_was_interrupted(monke
     services = [builders.service(f"s{number}", cluster=[f"10.96.0.{number}"]) for number in range(1, 6)]
     scene = Scene(*services)
     keys = [builders.frontend(f"10.96.0.{number}", 80) for number in range(1, 6)]
-    scene.kernel.counters = dict.fromkeys(keys, Counters(7))
-    await scene.scrape()
+    await scene.scrape(dict.fromkeys(keys, Counters(7)))
     scene.kernel.counters = dict.fromkeys(keys, Counters(9))
     ledger = scene.traffic._services
     rows = [(key, labels, Counters(9)) for key, (_, labels) in scene.traffic._labels.items()]
@@ -232,8 +224,7 @@ async def test_traffic_is_not_counted_twice_after_counting_was_interrupted(monke
 async def test_ports_without_traffic_use_no_memory() -> None:
     addresses = [f"10.96.{number // 256}.{number % 256}" for number in range(1000)]
     scene = Scene(*(builders.service(f"service-{number}", cluster=[one]) for number, one in enumerate(addresses)))
-    scene.kernel.counters = {builders.frontend(one, 80): Counters(int(number == 3)) for number, one in enumerate(addresses)}
-    await scene.scrape()
+    await scene.scrape({builders.frontend(one, 80): Counters(int(number == 3)) for number, one in enumerate(addresses)})
     assert len(scene.traffic._labels) == len(scene.traffic._services._last) == 1
 
 
@@ -243,8 +234,7 @@ async def test_a_scrape_shows_the_previous_figures_and_does_not_wait_for_a_busy_
     executor = concurrent.futures.ThreadPoolExecutor(1)
     scene = Scene(WEB, executor=executor)
     total = f"ipvsproxy_service_connections_total{{{HTTP}}}"
-    scene.kernel.counters = {CLUSTER: Counters(8)}
-    await scene.scrape()
+    await scene.scrape({CLUSTER: Counters(8)})
     scene.kernel.counters = {CLUSTER: Counters(9)}
     programmed = threading.Event()
     executor.submit(programmed.wait)
@@ -330,20 +320,14 @@ async def test_a_virtual_server_that_stays_while_it_is_not_desired_is_not_counte
 async def test_prometheus_can_parse_the_page_in_both_formats(limit: int) -> None:
     scene = Scene(WEB, builders.service("db", cluster=["10.96.0.11"]), limit=limit, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5), builders.frontend("10.96.0.11", 80): Counters(1)}
-    scene.kernel.of_endpoints = {
-        CLUSTER: {
-            POD: EndpointTraffic(ConnectionCounts(1, 0), Counters(1)),
-            builders.backend("10.244.0.6"): EndpointTraffic(ConnectionCounts(1, 0), Counters(1)),
-        }
-    }
+    pods = (POD, builders.backend("10.244.0.6"))
+    scene.kernel.of_endpoints = {CLUSTER: dict.fromkeys(pods, EndpointTraffic(ConnectionCounts(1, 0), Counters(1)))}
     metrics = Metrics()
     metrics.show(scene.sources, scene.traffic)
-    read: Any = parser.text_string_to_metric_families
-    plain = {family.name: family.type for family in read(http_client.whole(await metrics.expose()).decode())}
-    read = openmetrics_parser.text_string_to_metric_families
-    answer = await metrics.expose("application/openmetrics-text")
-    opened = {family.name: family.type for family in read(http_client.whole(answer).decode())}
-    for types in (plain, opened):
+    formats: dict[str, Any] = {"": parser, "application/openmetrics-text": openmetrics_parser}
+    for accept, format_parser in formats.items():
+        page = http_client.whole(await metrics.expose(accept)).decode()
+        types = {family.name: family.type for family in format_parser.text_string_to_metric_families(page)}
         assert types["ipvsproxy_service_bytes"] == types["ipvsproxy_endpoint_connections"] == "counter"
         assert types["ipvsproxy_endpoint_open_connections"] == "gauge"
 

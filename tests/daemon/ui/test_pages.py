@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import errno
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ipvsproxy.daemon.sources.source import ApiError, Trouble
 from ipvsproxy.daemon.ui import counters, names, pages
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model import steps
-from ipvsproxy.model.service import ApiObject, ObjectKind, ServiceName, ServiceType, Skipped
+from ipvsproxy.model.service import ApiObject, Endpoint, ObjectKind, ServiceName, ServiceType, Skipped
 from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers
 from ipvsproxy.translate.api.targets import Target
 from tests.support import builders
@@ -138,6 +138,12 @@ async def _targets(node: PageNode) -> list[str | None]:
     return [one["target"] for one in port["endpoints"]]
 
 
+async def _put_endpoints(node: PageNode, *endpoints: Endpoint) -> None:
+    """Replace the endpoints of the Service web, and wait until the change is programmed."""
+    node.put(builders.endpoint_slice(*endpoints))
+    await node.quiet(1)
+
+
 async def _last_text(node: PageNode) -> str:
     return str((await node.ask("events"))["events"][0]["text"])
 
@@ -151,8 +157,7 @@ async def test_the_text_of_an_event_says_what_happened_to_each_endpoint() -> Non
         for key in node.kernel.virtual_servers:
             node.kernel.connection_counts[key, builders.backend("10.244.1.1")] = ConnectionCounts(10, 6)
         terminating = endpoint("10.244.1.1", OTHER_NODE, ready=False, terminating=True)
-        node.put(builders.endpoint_slice(ENDPOINTS[0], terminating))
-        await node.quiet(1)
+        await _put_endpoints(node, ENDPOINTS[0], terminating)
         assert await _last_text(node) == "default/web: 10.244.1.1 (node-b) weight 1 → 0, draining, 32 connections"
         (event,) = (await node.ask("events", since="1"))["events"]
         assert event["endpoints"] == [
@@ -171,21 +176,18 @@ async def test_the_text_of_an_event_says_what_happened_to_each_endpoint() -> Non
         node.put(builders.endpoint_slice(ENDPOINTS[0]))
         await node.quiet(60)
         assert await _last_text(node) == "default/web: 10.244.1.1 removed"
-        node.put(builders.endpoint_slice())
-        await node.quiet(1)
+        await _put_endpoints(node)
         assert (await _last_text(node)).startswith("default/web: 10.244.0.1 removed; "), "at once, because it has no connections"
 
 
 @in_virtual_time
 async def test_an_event_names_the_first_endpoints_and_counts_the_other_endpoints() -> None:
     async with _serving(*WEB[:2]) as node:
-        node.put(builders.endpoint_slice(*(endpoint(f"10.244.0.{number}") for number in range(1, 10))))
-        await node.quiet(1)
+        await _put_endpoints(node, *(endpoint(f"10.244.0.{number}") for number in range(1, 10)))
         text = await _last_text(node)
         assert "10.244.0.3 (node-a) added, weight 1; 6 more endpoints" in text
         assert "real server" not in text
-        node.put(builders.endpoint_slice(*(endpoint(f"10.244.0.{number}") for number in range(1, 200))))
-        await node.quiet(1)
+        await _put_endpoints(node, *(endpoint(f"10.244.0.{number}") for number in range(1, 200)))
         assert "; added 380 real servers, " in await _last_text(node)
 
 
@@ -204,8 +206,7 @@ async def test_while_the_page_has_a_viewer_events_name_pods_even_of_deleted_endp
             "default/web: 10.244.0.1 (web-a, node-a) added, weight 1; 10.244.1.1 (web-c, node-b) added, weight 1; added "
         )
         del node.targets[WEB_NAME, builders.backend("10.244.1.1")]
-        node.put(builders.endpoint_slice(ENDPOINTS[0]))
-        await node.quiet(1)
+        await _put_endpoints(node, ENDPOINTS[0])
         assert await _last_text(node) == "default/web: 10.244.1.1 (web-c, node-b) removed"
 
 
@@ -225,8 +226,7 @@ async def test_an_opened_service_shows_the_names_of_its_pods_which_are_read_agai
         }
         assert node.names_read == [WEB_NAME]
         node.targets[WEB_NAME, builders.backend("10.244.0.2")] = Target("default/web-b", "node-a")
-        node.put(builders.endpoint_slice(*ENDPOINTS, endpoint("10.244.0.9")))
-        await node.quiet(1)
+        await _put_endpoints(node, *ENDPOINTS, endpoint("10.244.0.9"))
         assert await _targets(node) == ["default/web-a", "default/web-b", "default/web-c", None]
         assert node.names_read == [WEB_NAME] * 2
         await node.quiet(200)
@@ -290,8 +290,7 @@ async def test_the_pod_names_of_only_a_few_services_are_kept() -> None:
 async def test_the_result_of_a_search_for_problems_changes_as_problems_appear_and_end() -> None:
     async with _serving() as node:
         for ready, found in ((True, []), (False, ["default/web"]), (True, [])):
-            node.put(builders.endpoint_slice(endpoint("10.244.0.1", ready=ready)))
-            await node.quiet(1)
+            await _put_endpoints(node, endpoint("10.244.0.1", ready=ready))
             assert (await node.ask("services", query="web", problems="only"))["names"] == found
 
 
@@ -385,7 +384,6 @@ async def test_services_are_sorted_by_endpoints_and_problems() -> None:
     async with _serving(*WEB, builders.service("empty", cluster=["10.96.1.1"])) as node:
         assert (await node.ask("services", sort="endpoints"))["names"] == ["default/web", "default/empty"]
         assert (await node.ask("services", sort="problems"))["names"] == ["default/empty", "default/web"]
-        assert (await node.ask("services", query="10.244.1"))["names"] == ["default/web"]
 
 
 @in_virtual_time
@@ -578,11 +576,8 @@ async def test_the_page_answers_only_get_requests_whose_host_is_a_name_or_an_add
     for host in ("localhost", "LOCALHOST:10249", "127.0.0.1:10249", "[::1]:10249", "10.0.0.7", builders.THIS_NODE):
         for path, content_type in (("/ui/", "text/html; charset=utf-8"), ("/ui/api/node.json", "application/json")):
             answer = await _answer(node, path, host)
-            assert (answer.status, answer.headers["Content-Type"], answer.headers["Cache-Control"]) == (
-                200,
-                content_type,
-                "no-store",
-            ), host
+            assert answer.status == 200, host
+            assert answer.headers.items() >= {"Content-Type": content_type, "Cache-Control": "no-store"}.items()
     for host in ("", "evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "[::1", "a:b:c"):
         for path in ("/ui/", "/ui/api/node.json", "/ui"):
             assert (await _answer(node, path, host)).status == 421, host
@@ -630,10 +625,8 @@ async def test_every_file_of_the_page_is_served_and_may_load_nothing_from_other_
 # The description.
 
 
-def _fields(document: Any) -> set[str]:
-    if isinstance(document, list):
-        return {name for one in document for name in _fields(one)}
-    return set(document) if isinstance(document, dict) else set()
+def _fields(documents: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {name for document in documents for name in document}
 
 
 @in_virtual_time
@@ -643,9 +636,7 @@ async def test_every_field_of_the_page_api_is_documented() -> None:
         services = await node.ask("services")
         service = await node.ask("service", name="default/web")
         events = await node.ask("events")
-    names = _fields(told) | _fields(told["syncs"]) | _fields(told["watches"]) | _fields(told["kernel"]) | _fields(services)
-    names |= _fields(services["services"]) | _fields(service) | _fields(events) | _fields(events["events"])
-    names |= _fields([one for event in events["events"] for one in event["endpoints"]])
+    names = _fields([told, *told["syncs"], *told["watches"], told["kernel"], services, *services["services"], service, events])
+    names |= _fields([*events["events"], *(one for event in events["events"] for one in event["endpoints"])])
     names |= set(told["history"]["columns"])
-    missing = {name for name in names if f"`{name}`" not in DOCUMENTED}
-    assert not missing
+    assert {name for name in names if f"`{name}`" not in DOCUMENTED} == set()
