@@ -133,12 +133,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[health.Status]:
     """The health of each program that has started."""
     made: list[health.Status] = []
 
-    class RememberedStatus(health.Status):
-        def __init__(self, **arguments: Any) -> None:
-            super().__init__(**arguments)
-            made.append(self)
+    def make(**arguments: Any) -> health.Status:
+        made.append(health.Status(**arguments))
+        return made[-1]
 
-    monkeypatch.setattr(app, "Status", RememberedStatus)
+    monkeypatch.setattr(app, "Status", make)
     return made
 
 

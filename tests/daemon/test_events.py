@@ -34,6 +34,7 @@ from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes, Complaint, Store
 from tests.support import api_server, builders
 from tests.support.api_server import ApiServer
+from tests.support.following import running_task
 from tests.support.memory_node import put
 from tests.support.summaries import Clock, summary
 
@@ -72,6 +73,11 @@ class Desk:
     def record(self, note: str = "", regarding: Regarding = NODE, *, everywhere: bool = False) -> None:
         self.recorder.record(KubernetesEvent(regarding, "Reason", "Act", note, everywhere=everywhere))
 
+    async def write(self, *event: Any, **more: Any) -> None:
+        """Record an event, and write all events that are due."""
+        self.record(*event, **more)
+        await self.recorder.write_due()
+
 
 async def test_an_event_is_written_in_the_form_that_kube_proxy_uses() -> None:
     desk = Desk()
@@ -98,8 +104,7 @@ async def test_an_event_is_written_in_the_form_that_kube_proxy_uses() -> None:
 
 async def test_an_event_about_a_service_is_in_the_namespace_of_the_service() -> None:
     desk = Desk()
-    desk.record(regarding=of_service(WEB, "u1"))
-    await desk.recorder.write_due()
+    await desk.write(regarding=of_service(WEB, "u1"))
     (event,) = desk.written
     assert event["path"] == "/apis/events.k8s.io/v1/namespaces/shop/events"
     assert event["regarding"] == {"apiVersion": "v1", "kind": "Service", "name": "web", "namespace": "shop", "uid": "u1"}
@@ -117,17 +122,14 @@ async def test_repeated_events_that_wait_are_written_as_one_event_with_a_count()
 async def test_events_of_each_object_are_rate_limited_and_the_next_event_counts_the_dropped_events() -> None:
     desk = Desk()
     for number in range(OBJECT_BURST + 3):
-        desk.record()
-        await desk.recorder.write_due()
+        await desk.write()
         desk.clock.now += number and 0.001
     assert len(desk.written) == OBJECT_BURST
     assert desk.outcomes.count("dropped") == 3
-    desk.record(regarding=of_service(WEB))
-    await desk.recorder.write_due()
+    await desk.write(regarding=of_service(WEB))
     assert len(desk.written) == OBJECT_BURST + 1, "each object has its own rate limit"
     desk.clock.now += OBJECT_REFILL_S
-    desk.record()
-    await desk.recorder.write_due()
+    await desk.write()
     assert desk.written[-1]["series"]["count"] == 4
 
 
@@ -148,8 +150,7 @@ async def test_an_event_that_every_node_posts_is_delayed_and_has_the_same_name_o
     names = set()
     for _ in range(2):
         desk = Desk()
-        desk.record("wrong", everywhere=True)
-        await desk.recorder.write_due()
+        await desk.write("wrong", everywhere=True)
         assert desk.written == []
         desk.clock.now += SPREAD_S
         await desk.recorder.write_due()
@@ -165,8 +166,7 @@ async def test_an_event_that_every_node_posts_is_delayed_and_has_the_same_name_o
 async def test_an_event_is_dropped_if_it_cannot_be_written() -> None:
     desk = Desk()
     desk.error = ApiError.of_status(403, "no")
-    desk.record()
-    await desk.recorder.write_due()
+    await desk.write()
     desk.error = None
     await desk.recorder.write_due()
     assert (desk.written, desk.outcomes) == ([], ["failed"])
@@ -182,8 +182,7 @@ async def test_without_an_api_server_events_are_not_queued() -> None:
 
 async def test_a_long_note_of_an_event_is_truncated_between_characters() -> None:
     desk = Desk()
-    desk.record("x" + "ü" * 1000)
-    await desk.recorder.write_due()
+    await desk.write("x" + "ü" * 1000)
     assert desk.written[0]["note"] == "x" + "ü" * 511
 
 
@@ -192,15 +191,10 @@ async def test_an_api_server_accepts_the_events(tmp_path: pathlib.Path) -> None:
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user={"token": "t"})
         source = watch.KubernetesSource(node_name="node-a", kubeconfig=kubeconfig)
         recorder = Recorder(node_name="node-a", post=source.post)
-        running = asyncio.create_task(recorder.run())
-        try:
+        async with running_task(recorder.run()), asyncio.timeout(60):
             recorder.record(KubernetesEvent(NODE, "Starting", "StartKubeProxy", "", is_warning=False))
             recorder.record(KubernetesEvent(of_service(WEB, "u1"), "Other", "Listen", "port 80: in use"))
-            async with asyncio.timeout(60):
-                await server.event_count(2)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await server.event_count(2)
     assert [event["reason"] for event in server.events] == ["Starting", "Other"]
 
 

@@ -111,8 +111,7 @@ async def test_without_inotify_the_waiting_task_wakes_up_to_poll(tmp_path: pathl
 async def test_no_inotify_descriptor_remains_open(tmp_path: pathlib.Path) -> None:
     before = descriptors.opened()
     for _ in range(3):
-        with inotify.DirectoryChanges(str(tmp_path), QUICK_S):
-            pass
-        with inotify.DirectoryChanges(str(tmp_path / "absent"), QUICK_S):
-            pass
+        for path in (tmp_path, tmp_path / "absent"):
+            with inotify.DirectoryChanges(str(path), QUICK_S):
+                pass
     assert descriptors.opened() <= before

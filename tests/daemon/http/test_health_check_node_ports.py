@@ -24,6 +24,7 @@ from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.support import builders, descriptors, http_client, loopback
+from tests.support.following import running_task
 from tests.support.summaries import Clock, state
 
 EVERYWHERE = {Family.IPV4: builders.addresses("0.0.0.0"), Family.IPV6: builders.addresses("::")}
@@ -174,14 +175,11 @@ async def test_a_port_in_use_is_retried_with_growing_pauses_and_delays_no_other_
 
 async def test_listeners_are_adjusted_after_changes_and_closed_at_the_end_of_the_process() -> None:
     ports = Ports()
-    running = asyncio.create_task(ports.checks.run())
-    for port in (30001, 30002):
-        ports.put(state(ports={port: 1}))
-        assert await ports.opened.get() == f"0.0.0.0:{port}"
-        assert len(ports.answers) == 1
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    async with running_task(ports.checks.run()):
+        for port in (30001, 30002):
+            ports.put(state(ports={port: 1}))
+            assert await ports.opened.get() == f"0.0.0.0:{port}"
+            assert len(ports.answers) == 1
     assert ports.answers == {}
 
 

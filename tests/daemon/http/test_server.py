@@ -15,6 +15,7 @@ from ipvsproxy.daemon.http import paths, server
 from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.model.net import Address, parse_address
 from tests.support import http_client
+from tests.support.following import running_task
 
 WITHIN_S = 60.0
 
@@ -264,12 +265,9 @@ async def test_a_client_that_sends_single_bytes_is_disconnected_like_a_silent_cl
                 writer.write(b"x")
                 await asyncio.sleep(0.01)
 
-        dripping = asyncio.create_task(drip())
-        try:
+        async with running_task(drip()):
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
-        finally:
-            dripping.cancel()
 
 
 async def test_a_client_that_sends_an_endless_body_is_disconnected() -> None:

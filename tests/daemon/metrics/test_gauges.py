@@ -111,7 +111,6 @@ def test_only_our_own_virtual_servers_and_real_servers_are_counted_by_family() -
         sets={},
         addresses=frozenset(key.address for key in ours),
         routes=frozenset({ours[1].address}),
-        interface_addresses=(),
     )
     values = figures.read()
     assert values["ipvsproxy_virtual_servers"] == {("IPv4",): 1, ("IPv6",): 1}
@@ -128,9 +127,6 @@ def test_tunnelled_real_servers_are_counted_by_family() -> None:
     figures.observe(
         virtual_servers={key: ObservedVirtualServer(VirtualServerSettings("mh"), weights)},
         sets={entry.set: frozenset({entry})},
-        addresses=frozenset(),
-        routes=frozenset(),
-        interface_addresses=(),
     )
     assert figures.read()["ipvsproxy_tunnels"] == {("IPv4",): 1, ("IPv6",): 0}
 

@@ -34,10 +34,10 @@ SYNC = "kubeproxy_sync_proxy_rules"
 WEB = ServiceName(builders.NAMESPACE, "web")
 
 
-def _metrics(families: Collection[Family] = BOTH, clock: Clock | None = None) -> Metrics:
+def _metrics(clock: Clock | None = None) -> Metrics:
     clock = clock or Clock()
     metrics = Metrics(clock=clock, wall_clock=lambda: WALL_S)
-    status = Status(families=families, sync_period_s=30, clock=clock, wall_clock=clock)
+    status = Status(families=BOTH, sync_period_s=30, clock=clock, wall_clock=clock)
     reconciler = Reconciler(Policy())
     metrics.show(Sources(survey=reconciler.survey, store=Store(started_s=0), status=status))
     return metrics
@@ -277,7 +277,7 @@ async def test_a_scrape_that_is_cancelled_while_counting_does_not_affect_the_nex
         pytest.fail("the scrape goes on after its cancellation")
 
     clock = Clock()
-    metrics = _metrics(clock=clock)
+    metrics = _metrics(clock)
     with monkeypatch.context() as patched:
         patched.setattr(metrics_module, "gauges", pause)
         cancelled = asyncio.create_task(metrics.expose())

@@ -132,16 +132,11 @@ def _add(history: History, now: float, connections: int | None) -> None:
 @pytest.mark.parametrize(
     ("counted", "rates"),
     [
-        (((0, 7),), [None]),
-        (((0, 0), (2, 0), (4, 40)), [None, 0, 10]),  # the kernel has updated its counters late
-        (((0, 1000), (10, 20)), [None, 2]),
-        (((0, 0), (10, 10), (20, None), (30, 30)), [None, 1, None, None]),
-    ],
-    ids=[
-        "the first point has no rate",
-        "short intervals are combined",
-        "a reset counts from zero",
-        "unreadable counters are a gap",
+        pytest.param(((0, 7),), [None], id="the first point has no rate"),
+        # The kernel has updated its counters late.
+        pytest.param(((0, 0), (2, 0), (4, 40)), [None, 0, 10], id="short intervals are combined"),
+        pytest.param(((0, 1000), (10, 20)), [None, 2], id="a reset counts from zero"),
+        pytest.param(((0, 0), (10, 10), (20, None), (30, 30)), [None, 1, None, None], id="unreadable counters are a gap"),
     ],
 )
 def test_the_points_of_the_history_have_the_rates_of_connections(
