@@ -2,6 +2,7 @@
 
 import errno
 import pathlib
+from unittest.mock import Mock
 
 import pytest
 
@@ -94,21 +95,16 @@ def test_a_table_that_keeps_changing_is_not_removed_and_causes_an_error() -> Non
 def test_an_error_means_that_no_table_exists_only_if_the_kernel_has_no_nf_tables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, *, is_absent: bool
 ) -> None:
-    asked: list[object] = []
-
-    def refuse(*about: object) -> object:
-        asked.append(about)
-        raise KernelError(action="read the generation of nf_tables", errno=number)
-
-    monkeypatch.setattr(nft_message, "generation", refuse)
+    generation = Mock(side_effect=KernelError(action="read the generation of nf_tables", errno=number))
+    monkeypatch.setattr(nft_message, "generation", generation)
     subject = LeftoverTables(tmp_path)
     if is_absent:
         assert subject.read(IPV4) is None
         assert LeftoverTables(tmp_path).read(IPV6) is None
-        assert len(asked) == 1, "each question makes such a kernel start modprobe"
+        assert generation.call_count == 1, "each question makes such a kernel start modprobe"
         (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
         assert subject.read(IPV4) is None
-        assert len(asked) == 2, "it shows now"
+        assert generation.call_count == 2, "it shows now"
         return
     with pytest.raises(KernelError):
         subject.read(IPV4)

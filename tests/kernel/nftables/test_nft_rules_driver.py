@@ -7,8 +7,8 @@ import itertools
 import pathlib
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,7 +30,7 @@ from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.translation_settings import LocalMode, Settings
-from tests.kernel.nftables.examples import REAL, an_entry_of, nft
+from tests.kernel.nftables.examples import REAL, an_entry_of, load, nft
 from tests.support import builders, fake_netlink
 
 pytestmark = REAL
@@ -106,7 +106,7 @@ def save_and_load() -> None:
     """Save the rule set in a file, and load the file in the same way as a booting host."""
     saved = nft("list", "ruleset")
     nft("flush", "ruleset")
-    subprocess.run(("nft", "--file", "-"), input=saved, text=True, check=True)
+    load(saved)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
@@ -189,10 +189,7 @@ def test_rules_of_other_programs_in_our_base_chain_are_reported_together_with_ou
     ("harm", "reason"),
     [
         ("add table inet ipvsproxy { flags dormant ; }", "the table inet ipvsproxy is dormant"),
-        (
-            "chain inet ipvsproxy IPv4-filter-INPUT { policy drop ; }",
-            "its base chain has another type, hook, priority or policy",
-        ),
+        ("chain inet ipvsproxy IPv4-filter-INPUT { policy drop ; }", "its base chain has another type, hook, priority or policy"),
     ],
 )
 def test_a_jump_that_packets_cannot_reach_is_reported_with_the_reason(driver: NftRulesDriver, harm: str, reason: str) -> None:
@@ -214,9 +211,7 @@ def test_a_rule_without_our_comment_in_our_chain_is_reported_with_its_expression
     assert rules[-1] == f"a rule without a text of ours: counter, return (inet ipvsproxy {name} handle {handle})"
 
 
-def test_a_rule_counts_as_changed_if_one_of_its_several_nftables_rules_is_missing(
-    driver: NftRulesDriver,
-) -> None:
+def test_a_rule_counts_as_changed_if_one_of_its_several_nftables_rules_is_missing(driver: NftRulesDriver) -> None:
     wanted = every_rule(Family.IPV6)
     apply(driver, Verb.SET, wanted)
     ranges = ChainKey("filter", "KUBE-SOURCE-RANGES-FIREWALL")
@@ -245,10 +240,7 @@ def test_a_rule_whose_comment_differs_from_the_text_of_the_rule_counts_as_change
 
 
 def test_tables_and_chains_of_other_programs_are_neither_observed_nor_changed(driver: NftRulesDriver) -> None:
-    nft("add table inet theirs")
-    nft("add chain inet theirs IPv4-nat-KUBE-SERVICES")
-    nft("add rule inet theirs IPv4-nat-KUBE-SERVICES accept")
-    nft("add chain inet ipvsproxy theirs")
+    load("table inet theirs { chain IPv4-nat-KUBE-SERVICES { accept; }; }\ntable inet ipvsproxy { chain theirs { }; }\n")
     before = nft("list", "table", "inet", "theirs")
     assert driver.observe(Family.IPV4).chains == {}
     for verb in (Verb.SET, Verb.REMOVE):
@@ -296,7 +288,7 @@ def test_a_rule_that_refers_to_an_unknown_set_prevents_writing_only_the_rules_of
 
 
 @FAMILIES
-def test_checking_whether_a_family_is_usable_leaves_no_rules(family: Family, network_namespace: None) -> None:
+def test_checking_whether_a_family_is_usable_leaves_no_rules(family: Family) -> None:
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as made:
         assert made.try_writing(family) is None
         assert made.usable(family) is None
@@ -316,13 +308,12 @@ def test_rules_are_found_by_their_text(driver: NftRulesDriver) -> None:
     assert driver.rules_with(" KUBE-6-NODE-PORT-UDP ", [Family.IPV4]) == []
 
 
-def put_theirs(*more: str) -> str:
+def put_theirs(more: str = "") -> str:
     """Add a chain and a set of another program to our table; return the text of a table with only this chain and this set."""
-    nft("add", "set", "inet", "ipvsproxy", "their-set", "{ type ipv4_addr; }")
-    nft("add", "chain", "inet", "ipvsproxy", "theirs", "{ type filter hook input priority 10; policy accept; }")
-    nft("add", "rule", "inet", "ipvsproxy", "theirs", "ip saddr @their-set drop")
+    content = "type filter hook input priority 10; policy accept; ip saddr @their-set drop;"
+    load(f"table inet ipvsproxy {{ set their-set {{ type ipv4_addr; }}; chain theirs {{ {content} }}; }}\n")
     if more:
-        nft("add", "rule", "inet", "ipvsproxy", "theirs", *more)
+        nft(f"add rule inet ipvsproxy theirs {more}")
     shown = nft("list", "set", "inet", "ipvsproxy", "their-set") + nft("list", "chain", "inet", "ipvsproxy", "theirs")
     return "".join(line for line in shown.splitlines(keepends=True) if line[0] == "\t").replace("\n\tchain", "\n\n\tchain")
 
@@ -343,7 +334,7 @@ def test_switching_to_the_iptables_backend_keeps_chains_and_sets_of_other_progra
 
 def test_our_chain_is_emptied_but_kept_while_another_program_jumps_to_it(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, every_rule(Family.IPV4))
-    put_theirs("jump", "IPv4-filter-KUBE-FORWARD")
+    put_theirs("jump IPv4-filter-KUBE-FORWARD")
     with pytest.raises(KernelError, match="it is in use"):
         backends.remove_table()
     assert re.findall("jump [^ \n]+", nft("list", "table", "inet", "ipvsproxy")) == ["jump IPv4-filter-KUBE-FORWARD"]
@@ -375,14 +366,13 @@ def test_the_nftables_backend_reports_how_many_of_our_ipsets_still_exist(
     assert backends.describe_other(Backend.NFTABLES) == expected
 
 
-def test_cleanup_covers_only_the_backends_that_may_hold_our_objects(network_namespace: None, tmp_path: pathlib.Path) -> None:
+def test_cleanup_covers_only_the_backends_that_may_hold_our_objects(tmp_path: pathlib.Path) -> None:
     def to_clean() -> tuple[Backend, ...]:
         return backends.to_clean(skeleton.CHAINS, tmp_path)
 
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
     assert to_clean() == (Backend.NFTABLES,), "there is nothing, and ipset is not loaded"
-    nft("add", "table", "ip", "nat")
-    nft("add", "chain", "ip", "nat", "DOCKER")
+    load("table ip nat { chain DOCKER { }; }\n")
     assert to_clean() == (Backend.NFTABLES,)
     nft("add", "chain", "ip", "nat", "KUBE-SERVICES")
     assert to_clean() == (Backend.IPTABLES,)
@@ -418,7 +408,7 @@ def test_a_kernel_that_does_not_show_nf_tables_has_no_rules(number: int, reason:
     ],
 )
 def test_the_reason_is_given_if_the_kernel_refuses_a_trial_write_of_rules(
-    network_namespace: None, monkeypatch: pytest.MonkeyPatch, failed: dict[int, int], reason: str, *, is_certain: bool
+    monkeypatch: pytest.MonkeyPatch, failed: dict[int, int], reason: str, *, is_certain: bool
 ) -> None:
     monkeypatch.setattr(nft_message, "run", lambda *_: failed)
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as made:
@@ -432,11 +422,8 @@ def test_the_reason_is_given_if_the_kernel_refuses_a_trial_write_of_rules(
 def test_a_table_that_cannot_be_read_does_not_count_as_absent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, number: int
 ) -> None:
-    def refuse(*_: object) -> netlink.Reply:
-        raise KernelError(action="", errno=number, detail="lost")
-
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
-    monkeypatch.setattr(netlink.Channel, "ask", refuse)
+    monkeypatch.setattr(netlink.Channel, "ask", Mock(side_effect=KernelError(action="", errno=number, detail="lost")))
     with pytest.raises(KernelError, match="lost"):
         backends.to_clean(skeleton.CHAINS, tmp_path)
     with pytest.raises(KernelError, match="lost"):
@@ -445,24 +432,12 @@ def test_a_table_that_cannot_be_read_does_not_count_as_absent(
 
 @pytest.mark.parametrize(
     ("number", "has_nf_tables", "backend"),
-    [
-        (errno.EINVAL, True, Backend.NFTABLES),
-        (errno.EINVAL, False, Backend.IPTABLES),
-        (errno.ENOBUFS, True, Backend.IPTABLES),
-    ],
+    [(errno.EINVAL, True, Backend.NFTABLES), (errno.EINVAL, False, Backend.IPTABLES), (errno.ENOBUFS, True, Backend.IPTABLES)],
 )
 def test_iptables_is_left_out_of_the_cleanup_only_if_it_certainly_has_no_chains_and_nf_tables_exists(
-    network_namespace: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: pathlib.Path,
-    number: int,
-    backend: Backend,
-    *,
-    has_nf_tables: bool,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, number: int, backend: Backend, *, has_nf_tables: bool
 ) -> None:
-    def refuse(*_: object) -> bool:
-        raise KernelError(action="", errno=number)
-
+    refuse = Mock(side_effect=KernelError(action="", errno=number))
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
     monkeypatch.setattr(iptables_tables, "has_chain", refuse)
     if not has_nf_tables:
@@ -471,7 +446,7 @@ def test_iptables_is_left_out_of_the_cleanup_only_if_it_certainly_has_no_chains_
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
-def test_cleanup_reads_only_legacy_tables_that_exist(network_namespace: None, tmp_path: pathlib.Path, family: Family) -> None:
+def test_cleanup_reads_only_legacy_tables_that_exist(tmp_path: pathlib.Path, family: Family) -> None:
     (tmp_path / "proc/thread-self/net").mkdir(parents=True)
     name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
     (tmp_path / "proc/thread-self/net" / name).write_text("nat\n")
@@ -479,7 +454,7 @@ def test_cleanup_reads_only_legacy_tables_that_exist(network_namespace: None, tm
 
 
 def test_a_node_with_the_nftables_backend_writes_its_rules_to_nftables_and_uses_no_iptables_table(
-    network_namespace: None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.node_kernel.IpvsDriver", lambda: None)
     node = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, chosen=ChosenBackend(Backend.NFTABLES))
