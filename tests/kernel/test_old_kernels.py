@@ -4,7 +4,6 @@ With a workaround, the kernel must reach the desired state. A refusal must be a 
 """
 
 import contextlib
-import errno
 import pathlib
 import re
 from collections.abc import Iterator
@@ -19,10 +18,10 @@ from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.model.kernel import LocalRoutes
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry
 from tests.kernel.drivers import run
 from tests.packets.nf_tables import NEEDS_NF_TABLES
-from tests.support import cluster, fake_netlink, lab, old_kernel, old_program
+from tests.support import cluster, lab, old_kernel, old_program
 from tests.support.cluster import Cluster, service
 from tests.support.old_kernel import OLD_KERNELS
 from tests.support.program import Program
@@ -102,27 +101,6 @@ def test_every_set_is_created_and_accepts_entries_of_all_protocols() -> None:
         filled = driver.apply([Operation(Verb.ADD, SetEntries.of(*entries))])
         assert not any(outcome.error or outcome.surprise for outcome in (*made, *filled))
         assert driver.observe(["KUBE-CLUSTER-IP"])["KUBE-CLUSTER-IP"].entries == set(entries)
-
-
-@pytest.mark.parametrize(("newest", "is_refused"), [(5, False), (4, True)])
-def test_creating_a_set_with_marks_fails_with_a_readable_sentence_if_no_revision_supports_marks(
-    newest: int, *, is_refused: bool
-) -> None:
-    def answer(data: bytes) -> list[fake_netlink.Answer]:
-        ((_, kind, _, sequence, _),) = fake_netlink.split(data)
-        told = fake_netlink.attribute(4, bytes([newest])) + fake_netlink.attribute(10, b"\0")
-        return [fake_netlink.message(sequence, bytes(4) + told) if kind & 0xFF == 13 else fake_netlink.error(sequence)]
-
-    driver = ipset.IpsetDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
-    (outcome,) = driver.apply([Operation(Verb.ADD, IpSet(SetKind.SCOPE, Family.IPV4))])
-    if is_refused:
-        assert outcome.errno == errno.EOPNOTSUPP
-        assert outcome.error.endswith(
-            "this kernel's hash:ip,port carries no marks, as revision 5 does: "
-            "use a newer kernel, or --ipvs-traffic-scopes=kube-proxy, which needs none"
-        )
-    else:
-        assert not outcome.error
 
 
 # The whole program.

@@ -29,11 +29,7 @@ def test_the_fields_of_a_template_must_be_named_in_the_order_of_their_positions(
 
 @pytest.mark.parametrize(
     "build",
-    [
-        lambda value: HEAD + bytes(value),
-        lambda value: HEAD + bytes((value, 0, value)),
-        lambda value: HEAD,
-    ],
+    [lambda value: HEAD + bytes(value), lambda value: HEAD + bytes((value, 0, value)), lambda value: HEAD],
     ids=["length", "twice", "nowhere"],
 )
 def test_each_field_of_a_template_must_have_one_fixed_offset(build: object) -> None:

@@ -68,9 +68,7 @@ EVENTS = st.tuples(
 
 
 @given(st.lists(EVENTS, min_size=20, max_size=60))
-def test_polls_return_the_true_contents_after_changes_by_other_programs_and_failed_reads(
-    history: list[tuple[str, str]],
-) -> None:
+def test_polls_return_the_true_contents_after_changes_by_other_programs_and_failed_reads(history: list[tuple[str, str]]) -> None:
     driver = InMemory()
     view: dict[str, ObservedSet | None] = {}
     for kind, name in [*history, ("poll", ""), ("poll", "")]:

@@ -75,10 +75,7 @@ def destination(item: RealServers, *, whole: bool) -> list[object]:
             ["IPVS_DEST_ATTR_U_THRESH", item.thresholds.upper],
             ["IPVS_DEST_ATTR_L_THRESH", item.thresholds.lower],
         ]
-    return [
-        ["IPVS_CMD_ATTR_SERVICE", {"attrs": service(item.virtual_server)}],
-        ["IPVS_CMD_ATTR_DEST", {"attrs": attributes}],
-    ]
+    return [["IPVS_CMD_ATTR_SERVICE", {"attrs": service(item.virtual_server)}], ["IPVS_CMD_ATTR_DEST", {"attrs": attributes}]]
 
 
 def encode(*operations: Operation) -> list[bytes]:
@@ -164,9 +161,7 @@ VIRTUAL = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
         VirtualServer(VIRTUAL, VirtualServerSettings("x" * 16)),
     ],
 )
-def test_a_value_too_long_for_its_field_is_an_error_instead_of_being_truncated(
-    item: RealServers | VirtualServer,
-) -> None:
+def test_a_value_too_long_for_its_field_is_an_error_instead_of_being_truncated(item: RealServers | VirtualServer) -> None:
     with pytest.raises((ValueError, struct.error)):
         encode(Operation(Verb.ADD, item))
 

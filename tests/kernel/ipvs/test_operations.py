@@ -21,10 +21,7 @@ def test_a_new_virtual_server_gets_a_costly_scheduler_after_its_last_new_real_se
     last = real(PREPARED, "10.0.0.3")
     sent, firsts = ipvs_operations.as_sent(operations(Verb.ADD, PREPARED, PAIR, PLAIN, real(PLAIN, "10.0.0.1"), EMPTY, last))
     bare = VirtualServer(PREPARED.key, PREPARED.settings._replace(scheduler="none"))
-    assert sent == [
-        *operations(Verb.ADD, bare, PAIR, PLAIN, real(PLAIN, "10.0.0.1"), EMPTY, last),
-        Operation(Verb.SET, PREPARED),
-    ]
+    assert sent == [*operations(Verb.ADD, bare, PAIR, PLAIN, real(PLAIN, "10.0.0.1"), EMPTY, last), Operation(Verb.SET, PREPARED)]
     assert firsts == [0, 1, 3, 4, 5, 6, 0]
 
 

@@ -25,7 +25,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from tests.kernel.drivers import clean, operations
+from tests.kernel.drivers import apply, clean
 from tests.kernel.ipvs.examples import changes, ipvsadm, real, refuse, server
 
 WEB = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 80)
@@ -309,7 +309,7 @@ def test_each_kind_of_drift_is_seen_by_the_cheap_read_or_by_the_read_of_the_whol
     driver: ipvs.IpvsDriver, name: str
 ) -> None:
     servers = (real(ONE, "10.244.0.1", 80), real(ONE, "10.244.0.2"), real(TWO, "10.244.0.3"))
-    assert clean(driver.apply(operations(Verb.ADD, ONE, TWO, *servers)))
+    assert clean(apply(driver, Verb.ADD, ONE, TWO, *servers))
     before = driver.observe()
     assert (changes(driver, whole=False), changes(driver)) == ({}, {})
     arguments, is_cheap = DRIFT[name]
@@ -324,7 +324,7 @@ def test_each_kind_of_drift_is_seen_by_the_cheap_read_or_by_the_read_of_the_whol
 
 @pytest.mark.kernel
 def test_the_cheap_read_sees_drift_of_ipv6_virtual_servers_but_not_of_their_real_servers(driver: ipvs.IpvsDriver) -> None:
-    assert clean(driver.apply(operations(Verb.ADD, ONE, V6, real(ONE, "10.244.0.1"), real(V6, "fd00:244::1"))))
+    assert clean(apply(driver, Verb.ADD, ONE, V6, real(ONE, "10.244.0.1"), real(V6, "fd00:244::1")))
     driver.observe()
     ipvsadm("-E", "-t", "[fd00:96::1]:80", "-s", "wrr")
     assert changes(driver, whole=False).keys() == {V6.key}
@@ -338,7 +338,7 @@ def test_the_cheap_read_sees_drift_of_ipv6_virtual_servers_but_not_of_their_real
 
 @pytest.mark.kernel
 def test_a_family_that_was_not_requested_is_not_read(driver: ipvs.IpvsDriver) -> None:
-    assert clean(driver.apply(operations(Verb.ADD, ONE, V6)))
+    assert clean(apply(driver, Verb.ADD, ONE, V6))
     assert driver.observe([Family.IPV4]).keys() == {ONE.key}
     assert driver.observe([Family.IPV6]).keys() == {V6.key}
 
@@ -411,10 +411,10 @@ def test_connections_are_unknown_if_the_table_can_no_longer_be_read(table: Table
 def test_getsockopt_and_netlink_return_the_same_connections(driver: ipvs.IpvsDriver, number: int) -> None:
     one = server("10.96.0.1")
     keys = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
-    clean(driver.apply(operations(Verb.ADD, one)))
+    clean(apply(driver, Verb.ADD, one))
     if keys:
-        clean(driver.apply(operations(Verb.ADD, RealServers(one.key, EvenWeights.of(keys)))))
-        clean(driver.apply(operations(Verb.SET, RealServers.of(one.key, keys[0], 0))))
+        clean(apply(driver, Verb.ADD, RealServers(one.key, EvenWeights.of(keys))))
+        clean(apply(driver, Verb.SET, RealServers.of(one.key, keys[0], 0)))
     with contextlib.closing(ipvs_rows.NetlinkTable()) as table:
         by_netlink = ipvs_readings.NetlinkReader(frozenset(Family), table).connections(one.key)
     assert driver.connections([one.key]) == {one.key: by_netlink} == {one.key: dict.fromkeys(keys, ConnectionCounts(0, 0))}

@@ -4,7 +4,6 @@ import functools
 import itertools
 import pathlib
 import struct
-import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from ipvsproxy.commands import list as listing
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.virtual_servers import Counters, VirtualServerKey
+from tests.kernel.ipvs.examples import ipvsadm
 from tests.support import builders, fake_netlink
 
 TABLE = """
@@ -39,9 +39,8 @@ TABLE = """
 @pytest.mark.usefixtures("network_namespace")
 def test_the_table_without_names_equals_the_output_of_ipvsadm() -> None:
     for command in TABLE.strip().splitlines():
-        subprocess.run(("ipvsadm", *command.split()), check=True, timeout=300)
-    shown = subprocess.run(("ipvsadm", "-Ln"), capture_output=True, text=True, check=True, timeout=300).stdout
-    assert list(listing.render(listing.table("node", ipvs_rows.read()))) == shown.splitlines()
+        ipvsadm(*command.split())
+    assert list(listing.render(listing.table("node", ipvs_rows.read()))) == ipvsadm("-Ln").splitlines()
 
 
 def _service(*attributes: tuple[int, bytes]) -> bytes:

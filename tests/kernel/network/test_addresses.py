@@ -18,8 +18,8 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.network import addresses
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, InterfaceAddress
 from ipvsproxy.model.net import Address, parse_address
-from ipvsproxy.model.plan import Operation, Verb
-from tests.kernel.drivers import apply, clean, run
+from ipvsproxy.model.plan import Verb
+from tests.kernel.drivers import apply, clean, operations, result, run
 from tests.support import fake_netlink
 
 
@@ -107,6 +107,14 @@ def test_the_device_is_not_deleted_while_one_of_its_addresses_is_to_stay(driver:
     assert (after["ifindex"], driver.observe().addresses) == (before["ifindex"], {many[0]})
 
 
+def link(name: bytes) -> bytes:
+    """A message about an interface with the index 7."""
+    return bytes(4) + (7).to_bytes(4, "little") + bytes(8) + fake_netlink.attribute(3, name)
+
+
+OUR_LINK = link(DEVICE.encode() + b"\0") + fake_netlink.attribute(18, fake_netlink.attribute(1, b"dummy\0"))
+
+
 @pytest.mark.parametrize("refused", [17, 16], ids=["removal", "addition"])
 def test_if_the_device_cannot_be_recreated_the_removal_of_its_addresses_is_an_error(refused: int) -> None:
     many = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(addresses.MANY_REMOVALS)]
@@ -115,17 +123,15 @@ def test_if_the_device_cannot_be_recreated_the_removal_of_its_addresses_is_an_er
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         nonlocal is_there
         ((_, kind, flags, sequence, _),) = fake_netlink.split(data)
-        link = bytes(4) + (7).to_bytes(4, "little") + bytes(8) + fake_netlink.attribute(3, DEVICE.encode() + b"\0")
-        link += fake_netlink.attribute(18, fake_netlink.attribute(1, b"dummy\0"))
         if kind in (16, 17) and kind == refused:
             return [fake_netlink.error(sequence, errno.EBUSY)]
         if kind == 17:
             is_there = False
             return [fake_netlink.error(sequence)]
         if flags & netlink.DUMP == netlink.DUMP:
-            found = [fake_netlink.message(sequence, link)] if kind == 18 else []
+            found = [fake_netlink.message(sequence, OUR_LINK)] if kind == 18 else []
             return [*found, fake_netlink.done(sequence)]
-        return [fake_netlink.message(sequence, link) if is_there else fake_netlink.error(sequence, errno.ENODEV)]
+        return [fake_netlink.message(sequence, OUR_LINK) if is_there else fake_netlink.error(sequence, errno.ENODEV)]
 
     driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
     outcomes = apply(driver, Verb.REMOVE, BoundAddresses(tuple(many)))
@@ -135,17 +141,15 @@ def test_if_the_device_cannot_be_recreated_the_removal_of_its_addresses_is_an_er
 
 @pytest.mark.kernel
 def test_operations_keep_their_order_when_the_device_itself_is_added_or_removed(driver: addresses.AddressDriver) -> None:
-    operations = [
-        Operation(Verb.ADD, bound("10.96.0.1")),
-        Operation(Verb.REMOVE, bound("10.96.0.1")),
-        Operation(Verb.ADD, Device(DEVICE)),
-        Operation(Verb.ADD, bound("10.96.0.1")),
-        Operation(Verb.REMOVE, Device(DEVICE)),
-        Operation(Verb.ADD, Device(DEVICE)),
-        Operation(Verb.ADD, bound("10.96.0.2")),
+    changes = [
+        *operations(Verb.ADD, bound("10.96.0.1")),
+        *operations(Verb.REMOVE, bound("10.96.0.1")),
+        *operations(Verb.ADD, Device(DEVICE), bound("10.96.0.1")),
+        *operations(Verb.REMOVE, Device(DEVICE)),
+        *operations(Verb.ADD, Device(DEVICE), bound("10.96.0.2")),
     ]
-    outcomes = driver.apply(operations)
-    assert [outcome.operation for outcome in outcomes] == operations
+    outcomes = driver.apply(changes)
+    assert [outcome.operation for outcome in outcomes] == changes
     assert outcomes[0].error == "add address 10.96.0.1: the device kube-ipvs0 is missing"
     assert outcomes[1].surprise
     assert clean(outcomes[2:])
@@ -169,18 +173,14 @@ def test_an_interface_with_our_name_that_is_not_a_dummy_device_is_not_changed(dr
         for outcome in apply(driver, verb, Device(DEVICE), bound("10.96.0.1")):
             assert outcome.error == f"{outcome.operation}: {reason}"
             assert outcome.errno == errno.EEXIST
-    (link,) = ip("address", "show", DEVICE)
-    assert (link["linkinfo"]["info_kind"], link["addr_info"]) == ("bridge", [])
+    (shown,) = ip("address", "show", DEVICE)
+    assert (shown["linkinfo"]["info_kind"], shown["addr_info"]) == ("bridge", [])
 
 
 def test_addresses_with_a_lost_answer_are_errors() -> None:
-    link = bytes(4) + (7).to_bytes(4, "little") + bytes(8)
-    link += fake_netlink.attribute(3, DEVICE.encode() + b"\0")
-    link += fake_netlink.attribute(18, fake_netlink.attribute(1, b"dummy\0"))
-
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         (_, kind, _, sequence, _), *_ = fake_netlink.split(data)
-        return [fake_netlink.message(sequence, link)] if kind == 18 else [fake_netlink.OVERRUN]
+        return [fake_netlink.message(sequence, OUR_LINK)] if kind == 18 else [fake_netlink.OVERRUN]
 
     driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
     for verb in (Verb.ADD, Verb.REMOVE):
@@ -202,9 +202,8 @@ def test_a_truncated_interface_or_address_message_is_a_kernel_error(body: bytes)
 def test_an_address_whose_length_does_not_match_its_family_is_ignored() -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, _),) = fake_netlink.split(data)
-        link = bytes(4) + (7).to_bytes(4, "little") + bytes(8) + fake_netlink.attribute(3, b"eth0\0")
         head = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 7)
-        found = [link] if kind == 18 else [head + fake_netlink.attribute(2, bytes(length)) for length in (2, 4, 16)]
+        found = [link(b"eth0\0")] if kind == 18 else [head + fake_netlink.attribute(2, bytes(length)) for length in (2, 4, 16)]
         return [*(fake_netlink.message(sequence, one) for one in found), fake_netlink.done(sequence)]
 
     driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
@@ -217,5 +216,4 @@ def test_the_error_for_a_kernel_without_dummy_devices_says_what_is_missing() -> 
         return [fake_netlink.error(sequence, errno.ENODEV if kind == 18 else errno.EOPNOTSUPP)]
 
     driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
-    (outcome,) = apply(driver, Verb.ADD, Device(DEVICE))
-    assert "the module dummy is missing or cannot be loaded" in outcome.error
+    assert "the module dummy is missing or cannot be loaded" in result(driver, Verb.ADD, Device(DEVICE))[0]

@@ -164,9 +164,7 @@ def test_if_lo_has_no_ipv6_doctor_reports_that_as_the_reason(driver: routes.Rout
     assert v6.error == "add route fd00:96::1: IPv6 is disabled on lo: set net.ipv6.conf.lo.disable_ipv6 to 0"
 
 
-def test_routes_that_the_kernel_removed_without_a_notification_are_missing_at_the_next_read(
-    driver: routes.RouteDriver,
-) -> None:
+def test_routes_that_the_kernel_removed_without_a_notification_are_missing_at_the_next_read(driver: routes.RouteDriver) -> None:
     apply(driver, Verb.ADD, LocalRoutes.of(V4, V6))
     assert driver.observe_changed() == {V4, V6}
     assert driver.observe_changed() is None
