@@ -40,6 +40,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
+from tests.kernel.drivers import apply, result
 from tests.support import fake_kernel, fake_sets
 
 K = TypeVar("K")
@@ -127,10 +128,6 @@ def server(
 
 def real_server(virtual_server: VirtualServer, *, port: int = 8080, weight: int = 1) -> RealServers:
     return RealServers.of(virtual_server.key, RealServerKey.of(POD[virtual_server.key.address.family], port), weight)
-
-
-def apply(kernel: Kernel, verb: Verb, *items: Item | SetEntry) -> list[Outcome]:
-    return kernel.apply([Operation(verb, SetEntries.of(item) if isinstance(item, SetEntry) else item) for item in items])
 
 
 def add(kernel: Kernel, *items: Item | SetEntry) -> None:
@@ -275,7 +272,7 @@ def test_virtual_and_real_servers_of_all_protocols_and_families_are_read_back_un
 def test_adding_an_existing_virtual_server_changes_its_settings_and_keeps_its_real_servers(kernel: Kernel) -> None:
     before, after = server(scheduler="rr"), server(scheduler="wrr", flags=PERSISTENT, timeout_s=60)
     add(kernel, before, real_server(before))
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, after)] == [("", True)]
+    assert result(kernel, Verb.ADD, after) == ("", True)
     observed = virtual_servers(kernel)[before.key]
     assert (observed.settings, observed.real_servers) == (after.settings, {real_server(before).key: 1})
 
@@ -287,11 +284,9 @@ def test_a_real_server_gets_its_new_weight_whether_or_not_it_existed_before(
     kernel: Kernel, verb: Verb, *, is_there: bool, is_surprise: bool
 ) -> None:
     desired = server()
-    (outcome,) = apply(kernel, Verb.SET, desired)
-    assert (outcome.error, outcome.surprise) == ("", True)
+    assert result(kernel, Verb.SET, desired) == ("", True)
     add(kernel, *([real_server(desired)] if is_there else []))
-    (outcome,) = apply(kernel, verb, real_server(desired, weight=0))
-    assert (outcome.error, outcome.surprise) == ("", is_surprise)
+    assert result(kernel, verb, real_server(desired, weight=0)) == ("", is_surprise)
     assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 0}
 
 
@@ -305,11 +300,9 @@ def test_removing_an_absent_object_succeeds_and_the_outcome_shows_that_the_objec
         LocalRoutes.of(SERVICE[Family.IPV6]),
     )
     for item in items:
-        (outcome,) = apply(kernel, Verb.REMOVE, item)
-        assert (outcome.error, outcome.surprise) == ("", True), item
+        assert result(kernel, Verb.REMOVE, item) == ("", True), item
     add(kernel, Device(DEVICE))
-    (outcome,) = apply(kernel, Verb.REMOVE, BoundAddresses.of(SERVICE[Family.IPV4]))
-    assert (outcome.error, outcome.surprise) == ("", True)
+    assert result(kernel, Verb.REMOVE, BoundAddresses.of(SERVICE[Family.IPV4])) == ("", True)
 
 
 def test_removing_a_virtual_server_removes_its_real_servers(kernel: Kernel) -> None:
@@ -336,10 +329,9 @@ def test_an_unknown_scheduler_is_refused(kernel: Kernel) -> None:
 
 def test_a_refused_operation_does_not_prevent_the_other_operations(kernel: Kernel) -> None:
     desired, other = server(), server(protocol=Protocol.UDP)
-    operations = [Operation(Verb.ADD, item) for item in (desired, real_server(other), real_server(desired))]
-    outcomes = kernel.apply(operations)
-    assert [outcome.errno for outcome in outcomes] == [0, errno.ESRCH, 0]
-    assert [outcome.operation for outcome in outcomes] == operations
+    items = desired, real_server(other), real_server(desired)
+    outcomes = apply(kernel, Verb.ADD, *items)
+    assert [(outcome.operation.item, outcome.errno) for outcome in outcomes] == list(zip(items, (0, errno.ESRCH, 0), strict=True))
     assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 1}
 
 
@@ -384,11 +376,10 @@ def test_with_both_backends_an_entry_can_be_added_twice_or_removed_twice_without
     entry = entries(Family.IPV4)[1]
     add(kernel, IP_SETS[entry.set], entry)
     add(kernel, entry)
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, IP_SETS[entry.set])] == [("", True)]
+    assert result(kernel, Verb.ADD, IP_SETS[entry.set]) == ("", True)
     assert sets(kernel) == {entry.set: frozenset({entry})}
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, entry)] == [("", False)]
-    (outcome,) = apply(kernel, Verb.REMOVE, entry)
-    assert (outcome.error, outcome.surprise) == ("", uses_nftables(kernel)), "ipset does not tell whether an entry was there"
+    assert result(kernel, Verb.REMOVE, entry) == ("", False)
+    assert result(kernel, Verb.REMOVE, entry) == ("", uses_nftables(kernel)), "ipset does not tell whether an entry was there"
     assert sets(kernel) == {entry.set: frozenset()}
 
 
@@ -404,15 +395,14 @@ def test_a_catch_all_element_of_another_program_is_observed_until_it_is_removed(
     else:
         pytest.skip("an ipset takes no such entry")
     assert set((kernel.observe([entry.set], (), ()).sets or {})[entry.set]) == {entry}
-    (outcome,) = apply(kernel, Verb.REMOVE, entry)
-    assert (outcome.error, outcome.surprise) == ("", False)
+    assert result(kernel, Verb.REMOVE, entry) == ("", False)
     assert not (kernel.observe([entry.set], (), ()).sets or {})[entry.set]
 
 
 def test_an_entry_of_a_missing_set_cannot_be_added_and_counts_as_absent_when_it_is_removed(kernel: Kernel) -> None:
     entry = entries(Family.IPV4)[1]
     assert refusal(kernel, Verb.ADD, entry) == errno.ENOENT
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.REMOVE, entry)] == [("", True)]
+    assert result(kernel, Verb.REMOVE, entry) == ("", True)
 
 
 def test_a_range_of_all_addresses_is_refused(kernel: Kernel) -> None:
@@ -430,7 +420,7 @@ def test_addresses_can_be_added_only_while_the_device_exists_and_are_removed_wit
     assert (observed.device, observed.addresses) == (True, frozenset({address.key}))
     assert observed.interface_addresses == kernel.interface_addresses()
     assert address.key not in {item.address for item in kernel.interface_addresses()}
-    assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, address)] == [("", True)]
+    assert result(kernel, Verb.ADD, address) == ("", True)
     assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, Device(DEVICE))] == [""]
     observed = observe(kernel)
     assert (observed.device, observed.addresses) == (False, frozenset())
@@ -470,8 +460,8 @@ def test_rules_are_read_back_unchanged_until_they_are_removed(kernel: Kernel, fa
         assert observe(kernel).skeletons[family] == desired.in_force
     for _ in range(2):
         assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, desired)] == [""]
-        assert observe(kernel).skeletons[family].chains == {}
-        assert observe(kernel).skeletons[family].jumps == frozenset()
+        observed = observe(kernel).skeletons[family]
+        assert (observed.chains, observed.jumps) == ({}, frozenset())
 
 
 def test_rules_that_refer_to_a_missing_set_are_refused_and_their_table_does_not_change(kernel: Kernel) -> None:
@@ -650,8 +640,7 @@ def test_a_virtual_server_can_change_to_every_scheduler_without_being_removed(ke
     add(kernel, virtual, one, two)
     for scheduler, flags in itertools.product(schedulers, (0x8, 0x18, 0)):
         chosen = server(scheduler=scheduler, flags=flags)
-        (outcome,) = apply(kernel, Verb.SET, chosen)
-        assert (outcome.error, outcome.surprise) == ("", False)
+        assert result(kernel, Verb.SET, chosen) == ("", False)
         (observed,) = virtual_servers(kernel).values()
         assert (observed.settings, observed.real_servers) == (chosen.settings, {one.key: 5, two.key: 0}), scheduler
 

@@ -4,7 +4,7 @@ import os
 import pathlib
 import socket
 import sys
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +13,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from ipvsproxy.model.net import Family
 from tests.support import neighbours
+from tests.support.programs import make_program
 
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
@@ -91,23 +92,17 @@ def test_only_legacy_tables_are_read_from_the_output_of_an_iptables_program(
 
 
 def test_facts_that_cannot_be_read_are_reported() -> None:
-    def fail(*_: object) -> NoReturn:
-        raise KernelError(action="read the tables", detail="the answer is incomplete")
-
+    fail = Mock(side_effect=KernelError(action="read the tables", detail="the answer is incomplete"))
     assert facts._attempt(fail, "") == ("", ("read the tables: the answer is incomplete",))
 
 
 def test_doctor_reports_a_missing_answer_of_iptables_and_not_that_tables_are_absent(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scripts = {
-        "iptables-save": "#!/bin/sh\necho '*nat'",
-        "ip6tables-save": "#!/bin/sh\nexit 1",
-        "other-save": "of another machine",
-    }
-    for name, text in scripts.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+    make_program(tmp_path, "iptables-save", "echo '*nat'")
+    make_program(tmp_path, "ip6tables-save", "exit 1")
+    make_program(tmp_path, "other-save")
+    (tmp_path / "other-save").write_text("of another machine")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     choice = VariantChoice({Family.IPV4: "iptables", Family.IPV6: "ip6tables"}, Variant.LEGACY, "")
     assert rivals.listings_of_rules([], [choice.commands]) == ({"iptables": "*nat\n"}, [])

@@ -6,6 +6,7 @@ import os
 import pathlib
 from collections.abc import Callable
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -187,13 +188,17 @@ def test_set_types_that_the_kernel_does_not_have_are_reported_as_missing(monkeyp
     ]
 
 
+def write_settings(root: pathlib.Path, value: str) -> None:
+    for path in INDISPENSABLE_SETTINGS:
+        (root / "sys" / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / "sys" / path).write_text(f"{value}\n")
+
+
 @pytest.mark.parametrize(("value", "writable", "is_missing"), [("0", False, True), ("0", True, False), ("1", False, False)])
 def test_a_required_kernel_setting_must_be_on_or_writable(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, value: str, writable: bool, is_missing: bool
 ) -> None:
-    for path in INDISPENSABLE_SETTINGS:
-        (tmp_path / "sys" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "sys" / path).write_text(f"{value}\n")
+    write_settings(tmp_path, value)
     monkeypatch.setattr(os, "access", lambda _path, _mode: writable)  # root may write every file, except on a read-only mount
     found = host.missing_settings(tmp_path)
     assert len(found) == (len(INDISPENSABLE_SETTINGS) if is_missing else 0)
@@ -203,16 +208,10 @@ def test_a_required_kernel_setting_must_be_on_or_writable(
 def test_a_kernel_setting_that_cannot_be_read_at_the_moment_does_not_count_as_missing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: pathlib.Path) -> str:
-        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
-
-    for path in INDISPENSABLE_SETTINGS:
-        setting = tmp_path / "sys" / path
-        setting.parent.mkdir(parents=True, exist_ok=True)
-        setting.write_text("0")
+    write_settings(tmp_path, "0")
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert len(host.missing_settings(tmp_path)) == len(INDISPENSABLE_SETTINGS)
-    monkeypatch.setattr(pathlib.Path, "read_text", fail)
+    monkeypatch.setattr(pathlib.Path, "read_text", Mock(side_effect=OSError(errno.ENFILE, os.strerror(errno.ENFILE))))
     assert host.missing_settings(tmp_path) == ()
 
 
@@ -224,10 +223,6 @@ def lists_connections(data: bytes) -> list[fake_netlink.Answer]:
     ((_, _, _, sequence, payload),) = fake_netlink.split(data)
     has_filter = len(payload) > 4
     return [fake_netlink.error(sequence, errno.EINVAL) if has_filter else fake_netlink.message(sequence, bytes(24))]
-
-
-def young(_protocol: int) -> fake_netlink.FakeSocket:
-    return fake_netlink.FakeSocket(lists_connections)
 
 
 def names(version: tuple[int, int], connect: Callable[[int], object], *, needs_arrival: bool = True) -> list[str]:
@@ -249,8 +244,8 @@ def test_a_start_detects_which_workarounds_for_older_kernels_it_needs(
 ) -> None:
     opened: list[fake_netlink.FakeSocket] = []
 
-    def connect(protocol: int) -> fake_netlink.FakeSocket | OldSocket:
-        opened.append(young(protocol))
+    def connect(_protocol: int) -> fake_netlink.FakeSocket | OldSocket:
+        opened.append(fake_netlink.FakeSocket(lists_connections))
         return OldSocket(opened[-1], OLD_KERNELS[answers]) if answers else opened[-1]
 
     assert names(version, connect) == lacking

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import types
+from subprocess import PIPE
 
 import pytest
 
@@ -40,23 +41,19 @@ def test_the_second_process_is_refused_and_gets_the_name_of_the_first_process() 
     instance.Instance(NAME).close()
 
 
-def test_the_arguments_of_the_running_process_can_be_read(tmp_path: pathlib.Path) -> None:
+def test_the_arguments_of_the_running_process_can_be_read_until_it_is_killed(tmp_path: pathlib.Path) -> None:
     assert instance.running(NAME) is None
     program = tmp_path / "ipvsproxy"
     program.write_text(HOLD)
-    command = (sys.executable, program, NAME.removeprefix("\0"), "--config=a file.yaml")
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(pathlib.Path.cwd())},
-    ) as holder:
+    arguments = [NAME.removeprefix("\0"), "--config=a file.yaml"]
+    environment = os.environ | {"PYTHONPATH": str(pathlib.Path.cwd())}
+    with subprocess.Popen((sys.executable, program, *arguments), stdin=PIPE, stdout=PIPE, text=True, env=environment) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         found = instance.running(NAME)
         holder.kill()
-    assert found == instance.Running(holder.pid, [NAME.removeprefix("\0"), "--config=a file.yaml"])
+    assert found == instance.Running(holder.pid, arguments)
+    instance.Instance(NAME).close()
 
 
 def test_a_process_with_another_program_name_or_user_does_not_count_as_a_running_ipvsproxy(
@@ -77,15 +74,6 @@ def test_files_of_a_process_in_another_container_are_not_mistaken_for_files_of_t
         monkeypatch.setattr(instance, "_owner", lambda _: (7, 0))
         monkeypatch.setattr(pathlib.Path, "samefile", lambda *_: False)
         assert instance.running(NAME) == instance.Running(7, None)
-
-
-def test_the_lock_is_released_when_the_process_is_killed() -> None:
-    command = (sys.executable, "-c", HOLD, NAME.removeprefix("\0"))
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        holder.kill()
-    instance.Instance(NAME).close()
 
 
 def test_a_lock_in_another_network_namespace_is_ignored(request: pytest.FixtureRequest) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+from unittest.mock import Mock
 
 import pytest
 
@@ -36,10 +37,7 @@ def test_settings_that_do_not_exist_are_omitted_when_settings_are_read(root: pat
 def test_settings_that_the_process_is_not_permitted_to_read_are_omitted_when_settings_are_read(
     root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> str:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(pathlib.Path, "read_text", refuse)
+    monkeypatch.setattr(pathlib.Path, "read_text", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
     assert SysctlDriver(root).observe([FORWARD]) == {}
 
 
@@ -72,10 +70,7 @@ def test_a_setting_that_does_not_exist_is_not_created(root: pathlib.Path) -> Non
 def test_the_error_for_a_refused_setting_says_how_to_fix_it(
     root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", Mock(side_effect=OSError(number, os.strerror(number))))
     outcome = write(root, FORWARD, "1")
     assert outcome.errno == number
     assert remedy in outcome.error
@@ -145,11 +140,7 @@ def test_a_setting_whose_former_value_cannot_be_restored_stays_recorded(
     tunnel: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply(tunnel, Verb.SET)
-
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
     assert "mounted read-only" in apply(tunnel, Verb.REMOVE)
     assert parse_record((tunnel / "ifalias").read_text()) == {RP_FILTER.path: "2"}
 

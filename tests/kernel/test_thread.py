@@ -62,7 +62,7 @@ async def test_an_exception_in_a_call_is_raised_in_the_caller_and_the_next_call_
     thread = await KernelThread.start(Target)
     with pytest.raises(KernelError):
         await thread.call(lambda target: target.fail())
-    assert await thread.call(lambda target: target.note(4)) == 8
+    assert await thread.call(note(4)) == 8
     thread.stop()
 
 
@@ -82,8 +82,8 @@ async def test_an_exception_while_creating_the_object_is_raised_in_the_caller_an
 async def test_a_stopped_thread_finishes_its_running_call_and_drops_waiting_calls() -> None:
     thread = await KernelThread.start(Target)
     target = thread._target
-    running = asyncio.create_task(thread.call(lambda target: target.note(1, wait=True)))
-    waiting = asyncio.create_task(thread.call(lambda target: target.note(2)))
+    running = asyncio.create_task(thread.call(note(1, wait=True)))
+    waiting = asyncio.create_task(thread.call(note(2)))
     await asyncio.to_thread(target.is_waiting.wait, WITHIN_S)
     thread.stop()
     target.may_go_on.set()
@@ -94,20 +94,20 @@ async def test_a_stopped_thread_finishes_its_running_call_and_drops_waiting_call
     await asyncio.to_thread(target.threads[0].join, WITHIN_S)
     assert not target.threads[0].is_alive()
     with pytest.raises(RuntimeError):
-        await thread.call(lambda target: target.note(3))
+        await thread.call(note(3))
 
 
 async def test_a_call_cancelled_before_it_runs_is_never_run() -> None:
     thread = await KernelThread.start(Target)
     target = thread._target
-    running = asyncio.create_task(thread.call(lambda target: target.note(1, wait=True)))
-    given_up = asyncio.create_task(thread.call(lambda target: target.note(2)))
+    running = asyncio.create_task(thread.call(note(1, wait=True)))
+    given_up = asyncio.create_task(thread.call(note(2)))
     await asyncio.to_thread(target.is_waiting.wait, WITHIN_S)
     for call in (running, given_up):
         call.cancel()
     await asyncio.gather(running, given_up, return_exceptions=True)
     target.may_go_on.set()
-    assert await thread.call(lambda target: target.note(3)) == 6
+    assert await thread.call(note(3)) == 6
     assert target.calls == [1, 3]
     thread.stop()
 
@@ -119,12 +119,12 @@ def test_a_result_for_a_closed_event_loop_is_dropped_and_the_thread_continues() 
     async def leave_one_running() -> None:
         thread = await KernelThread.start(Target)
         kept.append(thread)
-        left.append(asyncio.create_task(thread.call(lambda target: target.note(1, wait=True))))
+        left.append(asyncio.create_task(thread.call(note(1, wait=True))))
         await asyncio.to_thread(thread._target.is_waiting.wait, WITHIN_S)
 
     async def ask_again() -> int:
         kept[0]._target.may_go_on.set()
-        return await kept[0].call(lambda target: target.note(2))
+        return await kept[0].call(note(2))
 
     asyncio.run(leave_one_running())
     assert asyncio.run(ask_again()) == 4
@@ -225,7 +225,7 @@ async def test_the_arguments_of_a_failed_call_are_freed_without_garbage_collecti
         with contextlib.suppress(KernelError):
             await thread.call(heavy.fail)
         del heavy
-        await thread.call(lambda target: target.note(1))  # the thread no longer refers to the previous call
+        await thread.call(note(1))  # the thread no longer refers to the previous call
         assert kept() is None
     finally:
         gc.enable()
