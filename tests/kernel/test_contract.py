@@ -429,7 +429,7 @@ def test_addresses_can_be_added_only_while_the_device_exists_and_are_removed_wit
 def skeleton(family: Family) -> Skeleton:
     """Rules that refer to a set and to a virtual server."""
     refused = server(family).key
-    name = IpSet(SetKind.CLUSTER_IP, family).name
+    source, name = Network(refused.address, family.bits), IpSet(SetKind.CLUSTER_IP, family).name
     return Skeleton(
         family=family,
         chains={
@@ -437,11 +437,7 @@ def skeleton(family: Family) -> Skeleton:
             FILTER: (
                 Rule(comment="on a set", set=SetMatch(name, (Side.DESTINATION, Side.DESTINATION)), target=Verdict.RETURN),
                 *(
-                    Rule(
-                        source=Network(refused.address, family.bits),
-                        virtual_server=msgspec.structs.replace(refused, protocol=protocol),
-                        target=Verdict.DROP,
-                    )
+                    Rule(source=source, virtual_server=VirtualServerKey(protocol, refused.address, 80), target=Verdict.DROP)
                     for protocol in Protocol
                 ),
                 Rule(from_this_host=True, virtual_server=refused, to_virtual_server=True, target=Verdict.DROP),

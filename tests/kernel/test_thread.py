@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -38,32 +38,33 @@ class Target:
         raise KernelError(action="try", errno=1)
 
 
-async def test_one_separate_thread_creates_the_object_and_calls_its_methods() -> None:
-    thread = await KernelThread.start(Target)
+@pytest.fixture
+async def thread() -> AsyncIterator[KernelThread[Target]]:
+    started = await KernelThread.start(Target)
+    yield started
+    started.stop()
+
+
+async def test_one_separate_thread_creates_the_object_and_calls_its_methods(thread: KernelThread[Target]) -> None:
     assert [await thread.call(note(number)) for number in range(3)] == [0, 2, 4]
-    thread.stop()
     assert len(set(thread._target.threads)) == 1
     assert thread._target.threads[0] is not threading.current_thread()
     assert thread._target.threads[0].name.startswith("kernel")
 
 
-async def test_calls_run_in_their_order_while_the_event_loop_continues() -> None:
-    thread = await KernelThread.start(Target)
+async def test_calls_run_in_their_order_while_the_event_loop_continues(thread: KernelThread[Target]) -> None:
     calls = [asyncio.create_task(thread.call(note(number, wait=True))) for number in range(5)]
     await asyncio.sleep(0)
     assert not any(call.done() for call in calls)
     thread._target.may_go_on.set()
     assert await asyncio.gather(*calls) == [0, 2, 4, 6, 8]
     assert thread._target.calls == [0, 1, 2, 3, 4]
-    thread.stop()
 
 
-async def test_an_exception_in_a_call_is_raised_in_the_caller_and_the_next_call_is_run() -> None:
-    thread = await KernelThread.start(Target)
+async def test_an_exception_in_a_call_is_raised_in_the_caller_and_the_next_call_is_run(thread: KernelThread[Target]) -> None:
     with pytest.raises(KernelError):
         await thread.call(lambda target: target.fail())
     assert await thread.call(note(4)) == 8
-    thread.stop()
 
 
 async def test_an_exception_while_creating_the_object_is_raised_in_the_caller_and_the_thread_ends() -> None:
@@ -79,8 +80,7 @@ async def test_an_exception_while_creating_the_object_is_raised_in_the_caller_an
     assert not makers[0].is_alive()
 
 
-async def test_a_stopped_thread_finishes_its_running_call_and_drops_waiting_calls() -> None:
-    thread = await KernelThread.start(Target)
+async def test_a_stopped_thread_finishes_its_running_call_and_drops_waiting_calls(thread: KernelThread[Target]) -> None:
     target = thread._target
     running = asyncio.create_task(thread.call(note(1, wait=True)))
     waiting = asyncio.create_task(thread.call(note(2)))
@@ -97,8 +97,7 @@ async def test_a_stopped_thread_finishes_its_running_call_and_drops_waiting_call
         await thread.call(note(3))
 
 
-async def test_a_call_cancelled_before_it_runs_is_never_run() -> None:
-    thread = await KernelThread.start(Target)
+async def test_a_call_cancelled_before_it_runs_is_never_run(thread: KernelThread[Target]) -> None:
     target = thread._target
     running = asyncio.create_task(thread.call(note(1, wait=True)))
     given_up = asyncio.create_task(thread.call(note(2)))
@@ -109,7 +108,6 @@ async def test_a_call_cancelled_before_it_runs_is_never_run() -> None:
     target.may_go_on.set()
     assert await thread.call(note(3)) == 6
     assert target.calls == [1, 3]
-    thread.stop()
 
 
 def test_a_result_for_a_closed_event_loop_is_dropped_and_the_thread_continues() -> None:
@@ -216,8 +214,7 @@ class Heavy:
         raise KernelError(action="try", errno=1)
 
 
-async def test_the_arguments_of_a_failed_call_are_freed_without_garbage_collection() -> None:
-    thread = await KernelThread.start(Target)
+async def test_the_arguments_of_a_failed_call_are_freed_without_garbage_collection(thread: KernelThread[Target]) -> None:
     heavy = Heavy()
     kept = weakref.ref(heavy)
     gc.disable()
@@ -229,4 +226,3 @@ async def test_the_arguments_of_a_failed_call_are_freed_without_garbage_collecti
         assert kept() is None
     finally:
         gc.enable()
-        thread.stop()

@@ -5,9 +5,9 @@ The fingerprint changes when any program changes a rule, but not when packets ar
 
 import contextlib
 import errno
+import itertools
 import pathlib
 import resource
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -18,9 +18,12 @@ import pytest
 from ipvsproxy.kernel.base import modules, netlink, nft_message, sockets
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_tables
+from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.iptables_tables import RuleChanges
+from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
+from tests.support.left_rules import run
 
 STRANGE = ChainKey("nat", "STRANGE")
 
@@ -28,10 +31,7 @@ STRANGE = ChainKey("nat", "STRANGE")
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("family", Family)
 def test_only_chains_of_the_requested_family_count(family: Family) -> None:
-    command = "iptables-nft" if family is Family.IPV4 else "ip6tables-nft"
-    tried = subprocess.run([command, "-t", "nat", "-N", "STRANGE"], capture_output=True, text=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"this kernel has no tables of {command}: {tried.stderr.strip()}")
+    change(family, Variant.NF_TABLES, "nat", "-N", "STRANGE")
     other = Family.IPV6 if family is Family.IPV4 else Family.IPV4
     assert iptables_tables.has_chain(family, lambda key: key == STRANGE)
     assert not iptables_tables.has_chain(family, lambda key: key == ChainKey("filter", "STRANGE"))
@@ -51,17 +51,12 @@ def test_an_absent_list_of_table_names_means_no_tables_and_an_unreadable_list_is
     assert iptables_tables.names(Family.IPV6, tmp_path) == ()
 
 
-CASES = [(family, variant) for family in Family for variant in ("nf_tables", "legacy")]
-PROGRAMS = {"nf_tables": "nft", "legacy": "legacy"}
+CASES = list(itertools.product(Family, Variant))
 
 
-def run(family: Family, variant: str, *arguments: str) -> None:
-    name = f"{'iptables' if family is Family.IPV4 else 'ip6tables'}-{PROGRAMS[variant]}"
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not installed")
-    done = subprocess.run([name, "-t", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"{name} cannot be used on this kernel: {done.stderr.strip()}")
+def change(family: Family, variant: Variant, *arguments: str) -> None:
+    """Change a table by a program of iptables. The test is skipped if this host or this kernel does not have it."""
+    run(iptables_variant.commands(variant)[family], "-t", *arguments)
 
 
 HOST_PORTS = ("CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-DN-0123456789abcdef01234", "KUBE-HOSTPORTS", "KUBE-HP-ABCDEFGHIJ")
@@ -69,26 +64,26 @@ HOST_PORTS = ("CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-DN-0123456789abc
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize(("family", "variant"), CASES)
-def test_host_port_rules_in_the_variant_that_we_do_not_use_are_reported(family: Family, variant: str) -> None:
-    ours = next(one for one in PROGRAMS if one != variant)
+def test_host_port_rules_in_the_variant_that_we_do_not_use_are_reported(family: Family, variant: Variant) -> None:
+    ours = next(one for one in Variant if one != variant)
     for chain in HOST_PORTS:
-        run(family, variant, "nat", "-N", f"MY-{chain}"[:28])
-        run(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", chain, "-j", "ACCEPT")
-        run(family, variant, "filter", "-N", chain)
+        change(family, variant, "nat", "-N", f"MY-{chain}"[:28])
+        change(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", chain, "-j", "ACCEPT")
+        change(family, variant, "filter", "-N", chain)
     assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, ours)) == ()
     for chain in HOST_PORTS:
-        run(family, variant, "nat", "-N", chain)
+        change(family, variant, "nat", "-N", chain)
         assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, ours)) == (f"{variant} {family.label}",)
-        run(family, variant, "nat", "-X", chain)
-    run(family, variant, "nat", "-N", HOST_PORTS[0])
+        change(family, variant, "nat", "-X", chain)
+    change(family, variant, "nat", "-N", HOST_PORTS[0])
     assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, variant)) == ()
     assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, "nftables")) == ()
 
 
 @pytest.mark.usefixtures("network_namespace")
-@pytest.mark.parametrize("variant", PROGRAMS)
-def test_host_port_rules_in_a_separate_nftables_table_are_reported_with_either_variant(variant: str) -> None:
-    run(Family.IPV6, "nf_tables", "nat", "-N", "SOME")
+@pytest.mark.parametrize("variant", Variant)
+def test_host_port_rules_in_a_separate_nftables_table_are_reported_with_either_variant(variant: Variant) -> None:
+    change(Family.IPV6, Variant.NF_TABLES, "nat", "-N", "SOME")
     subprocess.run(["nft", "add table ip6 cni_hostport; add chain ip6 cni_hostport hostports"], check=True)
     assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, variant)) == ("nf_tables IPv6",)
     assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, "nftables")) == ()
@@ -109,9 +104,9 @@ def send_packet(family: Family) -> None:
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize(("family", "variant"), CASES)
-def test_a_changed_rule_changes_the_fingerprint_and_a_packet_does_not_change_it(family: Family, variant: str) -> None:
-    run(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", "counts", "-j", "ACCEPT")
-    run(family, variant, "filter", "-N", "SOME")
+def test_a_changed_rule_changes_the_fingerprint_and_a_packet_does_not_change_it(family: Family, variant: Variant) -> None:
+    change(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", "counts", "-j", "ACCEPT")
+    change(family, variant, "filter", "-N", "SOME")
     changes = RuleChanges()
     before = changes.fingerprint(family, variant)
     send_packet(family)
@@ -123,7 +118,7 @@ def test_a_changed_rule_changes_the_fingerprint_and_a_packet_does_not_change_it(
         ("filter", "-F", "SOME"),
         ("nat", "-N", "OTHER"),
     ):
-        run(family, variant, *arguments)
+        change(family, variant, *arguments)
         mark = changes.fingerprint(family, variant)
         assert mark not in observed[-1:]
         observed.append(mark)
@@ -155,13 +150,10 @@ def test_the_fingerprint_of_a_table_that_cannot_be_read_is_an_error() -> None:
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("family", Family)
 def test_checking_whether_nf_tables_accepts_rules_leaves_no_rule_or_table_behind(family: Family) -> None:
-    command = "iptables-nft-save" if family is Family.IPV4 else "ip6tables-nft-save"
-    listed = ["nft", "list", "tables"]
-    if subprocess.run(listed, capture_output=True, check=False).returncode:
-        pytest.skip("this kernel or host has no nf_tables")
+    run("nft", "list", "tables")  # skips the test if this kernel or host has no nf_tables
     assert iptables_tables.take_rules(family, "nf_tables")
-    assert subprocess.run(listed, capture_output=True, check=True).stdout == b""
-    assert subprocess.run([command], capture_output=True, check=True).stdout.count(b":") == 0
+    assert run("nft", "list", "tables") == ""
+    assert ":" not in run(f"{iptables_variant.commands(Variant.NF_TABLES)[family]}-save")
 
 
 def test_nf_tables_does_not_count_as_accepting_rules_if_a_trial_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ LEGACY = RulesPlace(Variant.LEGACY, Family.IPV4, is_used=False)
 NAMES = "thread-self/net/ip_tables_names"
 CHAIN = ChainKey("filter", "KUBE-SERVICES")
 SAVED = "*filter\n:INPUT ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n-A INPUT -j KUBE-SERVICES\n-A KUBE-SERVICES -j DROP\nCOMMIT\n"
+SHOW_SAVED = f"cat <<END\n{SAVED}END"
 
 
 def concerns(key: ChainKey) -> bool:
@@ -54,8 +55,7 @@ def rules(programs: pathlib.Path) -> LeftoverRules:
 
 
 def test_only_our_chains_and_the_rules_that_jump_to_them_are_read(programs: pathlib.Path) -> None:
-    (programs / "saved").write_text(f"# Table `nat' is incompatible, use 'nft' tool.\n{SAVED}")
-    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    make_program(programs, "iptables-save", f"echo \"# Table \\`nat' is incompatible, use 'nft' tool.\"\n{SHOW_SAVED}")
     reference = Reference(ChainKey("filter", "INPUT"), "-j KUBE-SERVICES", CHAIN)
     assert rules(programs).read(NFT, concerns) == LeftRules(chains={CHAIN: 1}, references=(reference,), hidden=frozenset({"nat"}))
 
@@ -89,8 +89,7 @@ def test_if_nf_tables_has_none_of_our_chains_no_iptables_program_is_started(prog
 
 
 def test_if_chains_cannot_be_read_from_the_kernel_the_iptables_program_lists_them(programs: pathlib.Path) -> None:
-    (programs / "saved").write_text(SAVED)
-    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    make_program(programs, "iptables-save", SHOW_SAVED)
     has_chain = Mock(side_effect=KernelError(action="read the chains of IPv4", errno=errno.ENOBUFS))
     assert LeftoverRules(iptables.COMMANDS, programs, has_chain=has_chain).read(NFT, concerns).chains == {CHAIN: 1}
     with pytest.raises(KernelError, match="read the chains"):
@@ -150,10 +149,9 @@ def test_nothing_is_read_or_removed_after_the_program_in_path_was_replaced_by_th
 ) -> None:
     """After iptables was replaced by its other variant, our own rules would count as leftovers and would be removed."""
     for name in ("iptables-save", "iptables-legacy-save"):
-        make_program(programs, name, f"cat {programs}/saved")
+        make_program(programs, name, SHOW_SAVED)
     for name in ("iptables-restore", "iptables-legacy-restore"):
         make_program(programs, name, f"touch {programs}/removed")
-    (programs / "saved").write_text(SAVED)
     subject = rules(programs)
     assert subject.read(place, concerns).chains == {CHAIN: 1}
     make_program(programs, "legacy-multi", "echo 'iptables v1.8.9 (legacy)'")
@@ -224,8 +222,7 @@ def test_with_the_nftables_backend_iptables_runs_only_if_nf_tables_has_a_chain_o
 ) -> None:
     nft = RulesPlace(Variant.NF_TABLES, Family.IPV4, is_used=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin")
-    (tmp_path / "saved").write_text(SAVED)
-    make_program(tmp_path, "iptables-nft-save", f"touch {tmp_path}/started; cat {tmp_path}/saved")
+    make_program(tmp_path, "iptables-nft-save", f"touch {tmp_path}/started\n{SHOW_SAVED}")
     subject = LeftoverRules(iptables.COMMANDS, tmp_path, backend=Backend.NFTABLES)
     assert subject.read(nft, concerns) == LeftRules()
     assert not (tmp_path / "started").exists()
@@ -247,9 +244,8 @@ def test_with_the_nftables_backend_leftovers_are_removed_by_whichever_iptables_i
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs}:/bin")
     monkeypatch.setattr(iptables_variant, "installed", lambda: ())
-    (programs / "saved").write_text(SAVED)
     make_program(programs, "iptables", "echo 'iptables v1.8.4 (legacy)'")
-    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    make_program(programs, "iptables-save", SHOW_SAVED)
     make_program(programs, "iptables-restore", f"cat > {programs}/restored")
     subject = LeftoverRules(iptables.COMMANDS, programs, backend=Backend.NFTABLES)
     (place,) = subject.places({Family.IPV4: Program((6, 1), "nftables")})

@@ -50,20 +50,17 @@ SET_NAME = "IPVSPROXY-TEST"
 def every_kind_of_rule(family: Family) -> Skeleton:
     """A skeleton with every match and target that ipvsproxy uses, except the ipvs match."""
     v4 = family is Family.IPV4
+    known = ConnectionState.RELATED, ConnectionState.ESTABLISHED
+    marking = JumpTo(MARK.chain)
     sides = SetMatch(SET_NAME, (Side.DESTINATION, Side.DESTINATION))
     return Skeleton(
         family=family,
         chains={
             SERVICES: (
                 Rule(source=parse_network("127.0.0.0/8" if v4 else "::1/128"), target=Verdict.RETURN),
-                Rule(not_source=parse_network("10.244.0.0/16" if v4 else "fd00:10::/48"), set=sides, target=JumpTo(MARK.chain)),
-                Rule(not_interface=InterfaceMatch("cni0"), comment="a bridge", set=sides, target=JumpTo(MARK.chain)),
-                Rule(
-                    not_interface=InterfaceMatch("veth", is_prefix=True),
-                    comment="all of a kind",
-                    set=sides,
-                    target=JumpTo(MARK.chain),
-                ),
+                Rule(not_source=parse_network("10.244.0.0/16" if v4 else "fd00:10::/48"), set=sides, target=marking),
+                Rule(not_interface=InterfaceMatch("cni0"), comment="a bridge", set=sides, target=marking),
+                Rule(not_interface=InterfaceMatch("veth", is_prefix=True), comment="all of a kind", set=sides, target=marking),
                 Rule(comment="kept apart", set=sides, not_from_bridge_port=True, from_elsewhere=True, target=Verdict.ACCEPT),
                 Rule(comment="to us", set=sides, to_this_host=True, target=Verdict.ACCEPT),
                 *(
@@ -80,11 +77,7 @@ def every_kind_of_rule(family: Family) -> Skeleton:
             MARK: (Rule(target=SetMark(0x80000000)),),
             NODE_PORT: (
                 Rule(comment="marked", mark=0x1, target=Verdict.ACCEPT),
-                Rule(
-                    comment="known",
-                    connection_states=(ConnectionState.RELATED, ConnectionState.ESTABLISHED),
-                    target=Verdict.ACCEPT,
-                ),
+                Rule(comment="known", connection_states=known, target=Verdict.ACCEPT),
             ),
             IPVS_FILTER: (
                 Rule(connection_states=(ConnectionState.NEW,), set=sides, target=Verdict.REJECT),

@@ -105,19 +105,9 @@ COUNTERS = b"".join(fake_netlink.attribute(number, struct.pack("=Q", value)) for
 
 
 def _virtual_server(sequence: int, key: VirtualServerKey, counters: bytes = COUNTERS) -> bytes:
-    values = (
-        (1, struct.pack("=H", key.address.family)),
-        (2, struct.pack("=H", key.protocol)),
-        (3, key.address.ljust(16, b"\0")),
-        (4, key.port.to_bytes(2, "big")),
-        (6, b"rr\0\0"),
-        (7, struct.pack("=I", 0)),
-        (8, struct.pack("=I", 0)),
-        (9, bytes(4)),
-        (12, counters),
-    )
-    service = b"".join(fake_netlink.attribute(kind, value) for kind, value in values)
-    return fake_netlink.message(sequence, bytes(4) + fake_netlink.attribute(1, service))
+    family, protocol = struct.pack("=H", key.address.family), struct.pack("=H", key.protocol)
+    name = (1, family), (2, protocol), (3, key.address.ljust(16, b"\0")), (4, key.port.to_bytes(2, "big"))
+    return fake_netlink.message(sequence, bytes(4) + _service(*name, (12, counters)))
 
 
 def counting(*, loses: bool = False) -> Kernel:
