@@ -42,10 +42,6 @@ def entry(number: int, name: str = CLUSTER_IP.name) -> SetEntry:
     return SetEntry(name, Address((0x0A000000 + number).to_bytes(4, "big")), Protocol.TCP, 80)
 
 
-def members(name: str) -> set[str]:
-    return set(tool("list", name).partition("Members:\n")[2].split())
-
-
 @pytest.mark.kernel
 def test_every_set_has_kube_proxys_parameters_and_the_lowest_sufficient_revision(driver: ipset.IpsetDriver) -> None:
     assert not any(outcome.error or outcome.surprise for outcome in apply(driver, Verb.ADD, *IP_SETS.values()))
@@ -200,7 +196,8 @@ def test_a_set_with_another_revision_is_not_recreated_and_can_be_used(driver: ip
     (created, added) = apply(driver, Verb.ADD, CLUSTER_IP, entry(2))
     assert (created.error, created.surprise, added.error) == ("", True, "")
     assert tool("list", "-terse", CLUSTER_IP.name).partition("Size in memory")[0] == header
-    assert members(CLUSTER_IP.name) == {"10.0.0.1,tcp:80", "10.0.0.2,tcp:80"}
+    members = tool("list", CLUSTER_IP.name).partition("Members:\n")[2].split()
+    assert set(members) == {"10.0.0.1,tcp:80", "10.0.0.2,tcp:80"}
 
 
 def with_revisions(newest: bytes, lowest: bytes, created: list[int]) -> ipset.IpsetDriver:

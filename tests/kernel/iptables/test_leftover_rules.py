@@ -192,21 +192,16 @@ def place(request: pytest.FixtureRequest, network_namespace: None) -> RulesPlace
     return RulesPlace(variant, family, is_used=False)
 
 
-def rules_beside(place: RulesPlace) -> LeftoverRules:
-    """A node on which ipvsproxy uses the iptables variant that has no leftover rules."""
-    return LeftoverRules(iptables_variant.commands(iptables_variant.other_than(place.variant)))
-
-
 def test_leftover_rules_are_removed_and_rules_of_other_programs_stay(place: RulesPlace) -> None:
-    subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
+    subject = LeftoverRules(iptables_variant.commands(iptables_variant.other_than(place.variant)))
+    program = iptables_variant.commands(place.variant)[place.family]
     nodeports = ChainKey("filter", "KUBE-NODEPORTS")
     before = listed(program)
     leftovers = subject.read(place, lambda key: key in (CHAIN, nodeports))
     assert leftovers.chains == {CHAIN: 1, nodeports: 0}
     assert len(leftovers.references) == 3
-    subject.remove(
-        place, Removal(references=leftovers.references, emptied=tuple(leftovers.chains), deleted=tuple(leftovers.chains))
-    )
+    ours = tuple(leftovers.chains)
+    subject.remove(place, Removal(references=leftovers.references, emptied=ours, deleted=ours))
     gone = before - listed(program)
     assert {
         ":KUBE-SERVICES -",

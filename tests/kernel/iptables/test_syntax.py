@@ -10,7 +10,6 @@ from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
 from ipvsproxy.model.rules import (
     ChainKey,
     InterfaceMatch,
-    Jump,
     JumpTo,
     LimitSegments,
     Masquerade,
@@ -19,7 +18,6 @@ from ipvsproxy.model.rules import (
     Rule,
     SetMatch,
     Side,
-    Skeleton,
     TakeMark,
     Verdict,
     render,
@@ -70,16 +68,6 @@ def test_a_rule_is_written_as_iptables_save_prints_it(rule: Rule, text: str) -> 
 def test_equivalent_spellings_of_a_rule_are_read_as_the_same_rule(text: str, same: str) -> None:
     """For example, iptables prints numbers instead of names of protocols on a host without /etc/protocols."""
     assert iptables_syntax.normalise(text) == same
-
-
-def test_a_removal_leaves_chains_and_jumps_that_are_not_in_the_removed_skeleton() -> None:
-    kept, removed = (ChainKey("nat", name) for name in ("KUBE-KEPT", "KUBE-REMOVED"))
-    jumps = [Jump("nat", "OUTPUT", key.chain, "why") for key in (kept, removed)]
-    listing = iptables_syntax.Listing(chains={kept: (), removed: ()}, jumps=dict.fromkeys(jumps, 1), foreign_jumps={})
-    skeleton = Skeleton(family=Family.IPV4, chains={removed: ()}, jumps=(jumps[1],))
-    assert iptables_syntax.render_removal(skeleton, listing) == (
-        '*nat\n:KUBE-REMOVED - [0:0]\n-D OUTPUT -m comment --comment "why" -j KUBE-REMOVED\n-X KUBE-REMOVED\nCOMMIT\n'
-    )
 
 
 def test_leftover_chains_and_jumps_are_removed_from_their_own_tables() -> None:

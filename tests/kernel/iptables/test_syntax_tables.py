@@ -1,6 +1,7 @@
 """The text of whole tables, as iptables reads and prints it. Tests with real programs are in test_programs.py."""
 
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
+from ipvsproxy.model.rules import ChainKey, Jump
 from tests.kernel.iptables.skeleton_example import CHAINS, INPUT, MARK, NOTHING, OUTPUT, PREROUTING, SERVICES, SKELETON
 
 
@@ -21,8 +22,10 @@ def test_chains_rules_and_jumps_are_written_to_empty_tables() -> None:
     )
 
 
-def test_removal_deletes_all_our_jumps_and_chains_and_nothing_else() -> None:
-    listing = iptables_syntax.Listing(chains=CHAINS, jumps={OUTPUT: 2, INPUT: 1}, foreign_jumps={})
+def test_removal_deletes_all_jumps_and_chains_of_the_removed_skeleton_and_nothing_else() -> None:
+    kept, jump_to_kept = ChainKey("nat", "KUBE-KEPT"), Jump("nat", "OUTPUT", "KUBE-KEPT", "why")
+    jumps = {OUTPUT: 2, jump_to_kept: 1, INPUT: 1}
+    listing = iptables_syntax.Listing(chains={kept: (), **CHAINS}, jumps=jumps, foreign_jumps={})
     assert iptables_syntax.render_removal(SKELETON, listing) == (
         "*nat\n"
         ":KUBE-SERVICES - [0:0]\n"
@@ -53,6 +56,7 @@ SAVED = """\
 -A OUTPUT
 -A CNI-PORTMAP -p tcp -j KUBE-MARK-MASQ
 -A KUBE-SERVICES -j KUBE-MARK-MASQ
+-A KUBE-SERVICES
 -A KUBE-SERVICES -m ipvs --proto 6 --vaddr 192.0.2.10 --vport 80 -j DROP
 COMMIT
 # Completed
@@ -65,7 +69,7 @@ COMMIT
 def test_our_chains_and_jumps_are_found_among_chains_and_jumps_of_other_programs() -> None:
     listing = iptables_syntax.parse_save(SAVED, SKELETON.chains, SKELETON.jumps)
     assert listing.chains == {
-        SERVICES: ("-j KUBE-MARK-MASQ", "-m ipvs --vproto 6 --vaddr 192.0.2.10 --vport 80 -j DROP"),
+        SERVICES: ("-j KUBE-MARK-MASQ", "", "-m ipvs --vproto 6 --vaddr 192.0.2.10 --vport 80 -j DROP"),
         MARK: (),
     }
     assert listing.jumps == {PREROUTING: 2}
@@ -73,13 +77,6 @@ def test_our_chains_and_jumps_are_found_among_chains_and_jumps_of_other_programs
         SERVICES: '-A PREROUTING -m comment --comment "someone else\'s" -j KUBE-SERVICES',
         MARK: "-A CNI-PORTMAP -p tcp -j KUBE-MARK-MASQ",
     }
-
-
-def test_a_rule_without_arguments_in_our_chain_is_observed() -> None:
-    listing = iptables_syntax.parse_save(
-        "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES\nCOMMIT\n", SKELETON.chains, SKELETON.jumps
-    )
-    assert listing.chains[SERVICES] == ("",)
 
 
 def test_a_table_that_iptables_save_cannot_show_counts_as_hidden_only_if_our_rules_need_it() -> None:

@@ -102,13 +102,6 @@ def test_no_two_successive_rules_are_equal_because_both_would_have_the_same_fing
     assert not [one for rules in chains for one, other in itertools.pairwise(rules) if one == other]
 
 
-def save_and_load() -> None:
-    """Save the rule set in a file, and load the file in the same way as a booting host."""
-    saved = nft("list", "ruleset")
-    nft("flush", "ruleset")
-    load(saved)
-
-
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
 def test_a_saved_rule_set_can_be_loaded_and_differences_are_repaired(driver: NftRulesDriver, settings: Settings) -> None:
     wanted = {family: every_rule(family, settings) for family in Family}
@@ -117,7 +110,9 @@ def test_a_saved_rule_set_can_be_loaded_and_differences_are_repaired(driver: Nft
     with contextlib.closing(NftSetsDriver()) as sets:
         sets.apply([Operation(Verb.ADD, SetEntries.of(entry)) for entry in entries])
         before = sets.observe(tuple(IP_SETS))
-        save_and_load()
+        saved = nft("list", "ruleset")
+        nft("flush", "ruleset")
+        load(saved)  # as a booting host does
         assert sets.observe(tuple(IP_SETS)) == before
         assert {one.set for one in entries} == {name for name, one in before.items() if one.entries}
     for family, one in wanted.items():
