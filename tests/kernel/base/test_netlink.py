@@ -19,23 +19,24 @@ INTERRUPTED = 0x10
 
 
 def channel(
-    *answers: Callable[[bytes], Iterable[Answer]], receive_buffer: int = 8 << 20
+    *answers: Callable[[list[int]], Iterable[Answer]], receive_buffer: int = 8 << 20
 ) -> tuple[netlink.Channel, list[FakeSocket]]:
     """A channel, and the sockets that it opens.
 
-    Each new socket returns the next element of ``answers``.
+    Each new socket answers by the next of these functions, which get the sequence numbers of the sent messages.
     """
     opened: list[FakeSocket] = []
 
     def connect(_protocol: int) -> FakeSocket:
-        opened.append(FakeSocket(answers[min(len(opened), len(answers) - 1)], receive_buffer))
+        answer = answers[min(len(opened), len(answers) - 1)]
+        opened.append(FakeSocket(lambda data: answer(sequences(data)), receive_buffer))
         return opened[-1]
 
     return netlink.Channel(0, connect, lambda _pause_s: None), opened
 
 
-def acknowledge(data: bytes) -> list[Answer]:
-    return [error(sequences(data)[-1])]
+def acknowledge(numbers: list[int]) -> list[Answer]:
+    return [error(numbers[-1])]
 
 
 def test_only_the_last_message_asks_for_an_acknowledgement() -> None:
@@ -45,16 +46,12 @@ def test_only_the_last_message_asks_for_an_acknowledgement() -> None:
 
 
 def test_each_error_is_returned_for_the_message_that_caused_it() -> None:
-    def answer(data: bytes) -> list[Answer]:
-        numbers = sequences(data)
-        return [error(numbers[1], errno.EEXIST), error(numbers[3], errno.ENOENT)]
-
-    tested, _ = channel(answer)
+    tested, _ = channel(lambda numbers: [error(numbers[1], errno.EEXIST), error(numbers[3], errno.ENOENT)])
     assert tested.run([message(0)] * 4) == {1: errno.EEXIST, 3: errno.ENOENT}
 
 
 def test_messages_count_as_unanswered_if_the_last_acknowledgement_is_missing() -> None:
-    tested, opened = channel(lambda data: [error(sequences(data)[1], errno.EEXIST)], acknowledge)
+    tested, opened = channel(lambda numbers: [error(numbers[1], errno.EEXIST)], acknowledge)
     assert tested.run([message(0)] * 3) == {0: netlink.UNANSWERED, 1: errno.EEXIST, 2: netlink.UNANSWERED}
     assert opened[0].closed
     assert tested.run([message(0)] * 1) == {}
@@ -62,8 +59,7 @@ def test_messages_count_as_unanswered_if_the_last_acknowledgement_is_missing() -
 
 
 def test_messages_before_an_overrun_count_as_unanswered_even_if_the_last_acknowledgement_came() -> None:
-    def answer(data: bytes) -> list[Answer]:
-        numbers = sequences(data)
+    def answer(numbers: list[int]) -> list[Answer]:
         return [error(numbers[0], errno.EEXIST), OVERRUN, error(numbers[1], errno.EPERM), error(numbers[-1])]
 
     tested, opened = channel(answer)
@@ -72,10 +68,7 @@ def test_messages_before_an_overrun_count_as_unanswered_even_if_the_last_acknowl
 
 
 def test_a_socket_that_reports_overruns_again_and_again_is_closed() -> None:
-    def answer(data: bytes) -> list[Answer]:
-        return [OVERRUN, OVERRUN, error(sequences(data)[0], errno.EEXIST)]
-
-    tested, opened = channel(answer, acknowledge)
+    tested, opened = channel(lambda numbers: [OVERRUN, OVERRUN, error(numbers[0], errno.EEXIST)], acknowledge)
     assert tested.run([message(0)] * 2) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
     assert opened[0].closed
     assert tested.run([message(0)] * 1) == {}
@@ -84,15 +77,15 @@ def test_a_socket_that_reports_overruns_again_and_again_is_closed() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        lambda _data: [bytes(netlink.RECEIVE_SIZE + 1)],
-        lambda _data: [struct.pack("=IHHII", 400, 2, 0, 1, 0) + bytes(20)],
-        lambda _data: [OSError(errno.EBADF, "closed")],
+        lambda _numbers: [bytes(netlink.RECEIVE_SIZE + 1)],
+        lambda _numbers: [struct.pack("=IHHII", 400, 2, 0, 1, 0) + bytes(20)],
+        lambda _numbers: [OSError(errno.EBADF, "closed")],
         Mock(side_effect=OSError(errno.EMSGSIZE, "too long")),
     ],
     ids=["cut off", "too long for its datagram", "broken socket", "not sent"],
 )
 def test_all_messages_count_as_unanswered_if_they_cannot_be_sent_or_their_answer_cannot_be_parsed(
-    answer: Callable[[bytes], list[Answer]],
+    answer: Callable[[list[int]], list[Answer]],
 ) -> None:
     tested, opened = channel(answer)
     assert tested.run([message(0)] * 2) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
@@ -112,12 +105,12 @@ def test_if_no_socket_can_be_opened_messages_are_unanswered_and_a_dump_reports_t
 
 
 def test_answers_to_earlier_requests_are_ignored() -> None:
-    tested, _ = channel(lambda data: [error(7_000_000, errno.EPERM) + error(sequences(data)[-1])])
+    tested, _ = channel(lambda numbers: [error(7_000_000, errno.EPERM) + error(numbers[-1])])
     assert tested.run([message(0)] * 2) == {}
 
 
 def test_if_a_refused_message_prevents_all_later_messages_its_error_is_the_outcome_of_each_message() -> None:
-    tested, opened = channel(lambda data: [error(sequences(data)[0], errno.EBUSY)])
+    tested, opened = channel(lambda numbers: [error(numbers[0], errno.EBUSY)])
     assert tested.run([message(0)] * 3, errno.EBUSY) == dict.fromkeys(range(3), errno.EBUSY)
     assert not opened[0].closed
 
@@ -130,7 +123,7 @@ def test_messages_are_sent_in_small_chunks_if_the_receive_buffer_is_small() -> N
 
 
 def test_errors_in_later_chunks_have_the_indexes_of_their_messages() -> None:
-    tested, _ = channel(lambda data: [error(sequences(data)[1], errno.EEXIST), error(sequences(data)[-1])])
+    tested, _ = channel(lambda numbers: [error(numbers[1], errno.EEXIST), error(numbers[-1])])
     assert tested.run_all([message(0)] * 6, at_once=3) == dict.fromkeys((1, 4), errno.EEXIST)
 
 
@@ -141,8 +134,8 @@ def test_sequence_numbers_start_again_before_they_overflow() -> None:
 
 
 def test_a_dump_can_be_read_step_by_step_even_if_objects_change_in_between() -> None:
-    def answer(data: bytes) -> list[Answer]:
-        (number,) = sequences(data)
+    def answer(numbers: list[int]) -> list[Answer]:
+        (number,) = numbers
         disturbed = message(number, b"two.", flags=INTERRUPTED)
         return [message(number + 9, b"xxxx") + message(number, b"one."), disturbed, done(number)]
 
@@ -153,39 +146,34 @@ def test_a_dump_can_be_read_step_by_step_even_if_objects_change_in_between() -> 
 
 
 def test_objects_read_before_a_dump_fails_are_returned() -> None:
-    tested, opened = channel(lambda data: [message(sequences(data)[0], b"one.")])
+    tested, opened = channel(lambda numbers: [message(numbers[0], b"one.")])
     parts = tested.dumping(message(0), "list the things")
     assert len(next(parts)) == 1
     with pytest.raises(KernelError, match="list the things"):
         next(parts)
     assert opened[0].closed
-    tested, _ = channel(lambda data: [error(sequences(data)[0], errno.ENOENT)])
+    tested, _ = channel(lambda numbers: [error(numbers[0], errno.ENOENT)])
     with pytest.raises(KernelError) as caught:
         list(tested.dumping(message(0), "list"))
     assert caught.value.errno == errno.ENOENT
 
 
 def test_an_interrupted_dump_is_discarded_and_requested_again() -> None:
-    attempts = 0
-
-    def answer(data: bytes) -> list[Answer]:
-        nonlocal attempts
-        (number,) = sequences(data)
-        attempts += 1
-        if attempts == 1:
-            return [message(number, b"old.", flags=INTERRUPTED), message(number, b"more"), done(number)]
-        if attempts == 2:
-            return [message(number, b"old."), done(number, flags=INTERRUPTED)]
-        return [message(number, b"new."), done(number)]
-
-    tested, opened = channel(answer)
+    answers = iter(
+        (
+            lambda number: [message(number, b"old.", flags=INTERRUPTED), message(number, b"more"), done(number)],
+            lambda number: [message(number, b"old."), done(number, flags=INTERRUPTED)],
+            lambda number: [message(number, b"new."), done(number)],
+        )
+    )
+    tested, opened = channel(lambda numbers: next(answers)(*numbers))
     assert [data[start:end] for data, start, end in tested.dump(message(0), "list")] == [b"new."]
     assert len(opened) == 1
     assert len(set(sequences(b"".join(opened[0].sent)))) == 3
 
 
 def test_a_dump_that_is_interrupted_at_each_attempt_is_an_error() -> None:
-    tested, opened = channel(lambda data: [done(sequences(data)[0], flags=INTERRUPTED)])
+    tested, opened = channel(lambda numbers: [done(numbers[0], flags=INTERRUPTED)])
     pauses_s: list[float] = []
     tested._sleep = pauses_s.append
     with pytest.raises(KernelError, match="list the things: the data changed during each attempt") as caught:
@@ -197,7 +185,7 @@ def test_a_dump_that_is_interrupted_at_each_attempt_is_an_error() -> None:
 
 def test_while_answers_are_lost_repeatedly_each_further_dump_gets_only_one_attempt() -> None:
     loses, number = True, 0
-    tested, opened = channel(lambda data: [OVERRUN if loses else done(sequences(data)[0], number)])
+    tested, opened = channel(lambda numbers: [OVERRUN if loses else done(numbers[0], number)])
 
     def attempts() -> int:
         before = sum(len(each.sent) for each in opened)
@@ -219,45 +207,42 @@ def test_while_answers_are_lost_repeatedly_each_further_dump_gets_only_one_attem
     assert attempts() == often, "a refusal is an answer"
 
 
-def cut_within_a_message(data: bytes) -> list[Answer]:
+def cut_within_a_message(numbers: list[int]) -> list[Answer]:
     """The remaining bytes have the form of a whole message, and the end of the dump follows."""
-    (number,) = sequences(data)
+    (number,) = numbers
     left = message(number, bytes(netlink.RECEIVE_SIZE - fake_netlink.HEADER.size))
     return [left + message(number, b"lost"), done(number)]
 
 
-def cut_within_a_header(data: bytes) -> list[Answer]:
-    (number,) = sequences(data)
-    return [message(number, b"one.") + message(number, b"two.")[:7], done(number)]
-
-
-def without_end(data: bytes) -> list[Answer]:
-    return [message(sequences(data)[0], b"one.")]
-
-
-@pytest.mark.parametrize("truncated", [cut_within_a_message, cut_within_a_header, without_end])
-def test_a_truncated_dump_is_requested_again_on_a_new_socket_and_loses_no_message(
-    truncated: Callable[[bytes], list[Answer]],
-) -> None:
-    tested, opened = channel(truncated, lambda data: [message(sequences(data)[0], b"one."), done(sequences(data)[0])])
+@pytest.mark.parametrize(
+    "truncated",
+    [
+        cut_within_a_message,
+        lambda numbers: [message(numbers[0], b"one.") + message(numbers[0], b"two.")[:7], done(numbers[0])],
+        lambda numbers: [message(numbers[0], b"one.")],
+    ],
+    ids=["within a message", "within a header", "before the end"],
+)
+def test_a_truncated_dump_is_requested_again_on_a_new_socket(truncated: Callable[[list[int]], list[Answer]]) -> None:
+    tested, opened = channel(truncated, lambda numbers: [message(numbers[0], b"one."), done(numbers[0])])
     assert [data[start:end] for data, start, end in tested.dump(message(0), "list")] == [b"one."]
     assert [socket.closed for socket in opened] == [True, False]
 
 
 def test_an_error_in_the_message_that_ends_a_dump_is_reported() -> None:
-    tested, _ = channel(lambda data: [message(sequences(data)[0], b"one."), done(sequences(data)[0], errno.ENOMEM)])
+    tested, _ = channel(lambda numbers: [message(numbers[0], b"one."), done(numbers[0], errno.ENOMEM)])
     with pytest.raises(KernelError) as caught:
         tested.dump(message(0), "list")
     assert caught.value.errno == errno.ENOMEM
 
 
 def test_a_dump_may_end_with_a_message_without_an_error_number() -> None:
-    tested, _ = channel(lambda data: [message(sequences(data)[0], b"one.") + message(sequences(data)[0], kind=fake_netlink.DONE)])
+    tested, _ = channel(lambda numbers: [message(numbers[0], b"one.") + message(numbers[0], kind=fake_netlink.DONE)])
     assert len(tested.dump(message(0), "list")) == 1
 
 
-@pytest.mark.parametrize("answer", [lambda _data: [], lambda _data: [error(7_000_000)], lambda _data: [OVERRUN]])
-def test_a_query_without_an_answer_is_an_error(answer: Callable[[bytes], list[Answer]]) -> None:
+@pytest.mark.parametrize("answer", [lambda _numbers: [], lambda _numbers: [error(7_000_000)], lambda _numbers: [OVERRUN]])
+def test_a_query_without_an_answer_is_an_error(answer: Callable[[list[int]], list[Answer]]) -> None:
     tested, opened = channel(answer)
     with pytest.raises(KernelError, match="ask"):
         tested.ask(message(0), "ask")
@@ -267,21 +252,21 @@ def test_a_query_without_an_answer_is_an_error(answer: Callable[[bytes], list[An
 @pytest.mark.parametrize(
     "answer",
     [
-        lambda data: [message(sequences(data)[0], bytes(8))[:-4]],
-        lambda data: [message(sequences(data)[0], bytes(4))],
-        lambda data: [message(sequences(data)[0], kind=fake_netlink.ERROR)],
-        lambda data: [message(sequences(data)[0], bytes(4) + fake_netlink.attribute(1, b"x"))],
+        lambda numbers: [message(numbers[0], bytes(8))[:-4]],
+        lambda numbers: [message(numbers[0], bytes(4))],
+        lambda numbers: [message(numbers[0], kind=fake_netlink.ERROR)],
+        lambda numbers: [message(numbers[0], bytes(4) + fake_netlink.attribute(1, b"x"))],
     ],
     ids=["cut off", "without a number", "an error without its number", "half a number"],
 )
-def test_an_answer_that_cannot_be_parsed_is_an_error_of_the_kernel(answer: Callable[[bytes], list[Answer]]) -> None:
+def test_an_answer_that_cannot_be_parsed_is_an_error_of_the_kernel(answer: Callable[[list[int]], list[Answer]]) -> None:
     tested, _ = channel(answer)
     with pytest.raises(KernelError, match=r"find IPVS: .*(parsed|Bad message)"):
         netlink.resolve_family(tested, "IPVS", "ip_vs")
 
 
 def test_the_error_for_an_unknown_netlink_family_names_its_kernel_module() -> None:
-    tested, _ = channel(lambda data: [error(sequences(data)[0], errno.ENOENT)])
+    tested, _ = channel(lambda numbers: [error(numbers[0], errno.ENOENT)])
     with pytest.raises(KernelError, match="this kernel has no IPVS: the module ip_vs is missing or cannot be loaded"):
         netlink.resolve_family(tested, "IPVS", "ip_vs")
 

@@ -1,7 +1,7 @@
 """The results of transactions, with a fake socket; the answers of a real kernel are covered by the tests of the drivers."""
 
 import errno
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -10,16 +10,6 @@ from tests.support import fake_netlink
 from tests.support.fake_netlink import Answer, FakeSocket, error, sequences
 
 LOST, MESSAGES = netlink.UNANSWERED, [fake_netlink.message(0)] * 2
-
-
-def run_with(answer: Callable[[bytes], Iterable[Answer]]) -> tuple[netlink.Channel, list[FakeSocket]]:
-    opened: list[FakeSocket] = []
-
-    def connect(_protocol: int) -> FakeSocket:
-        opened.append(FakeSocket(answer))
-        return opened[-1]
-
-    return netlink.Channel(0, connect, lambda _pause_s: None), opened
 
 
 @pytest.mark.parametrize(
@@ -33,8 +23,8 @@ def run_with(answer: Callable[[bytes], Iterable[Answer]]) -> tuple[netlink.Chann
     ],
 )
 def test_a_transaction_returns_each_refused_message_by_its_index(answers: Mapping[int, int], result: Mapping[int, int]) -> None:
-    channel, _ = run_with(lambda data: [error(sequences(data)[index], number) for index, number in answers.items()])
-    assert nft_message.run(channel, MESSAGES) == result
+    socket = FakeSocket(lambda data: [error(sequences(data)[index], number) for index, number in answers.items()])
+    assert nft_message.run(netlink.Channel(0, lambda _: socket), MESSAGES) == result
 
 
 @pytest.mark.parametrize("insists", [False, True])
@@ -47,8 +37,8 @@ def test_a_transaction_for_an_outdated_generation_is_repeated_and_the_last_attem
         numbers = sequences(data)
         return [error(numbers[0], nft_message.STALE) if generation in data else error(numbers[2])]
 
-    channel, opened = run_with(answer)
-    failed = nft_message.run_while_stale(channel, lambda: (MESSAGES, 7), insists=insists)
+    socket = FakeSocket(answer)
+    failed = nft_message.run_while_stale(netlink.Channel(0, lambda _: socket), lambda: (MESSAGES, 7), insists=insists)
     assert failed == ({} if insists else {-1: nft_message.STALE})
-    assert [generation in data for data in opened[0].sent] == [True] * (nft_message.ATTEMPTS - 1) + [not insists]
-    assert len(opened) == 1  # the kernel answers an outdated transaction only once, so no answer was lost
+    assert [generation in data for data in socket.sent] == [True] * (nft_message.ATTEMPTS - 1) + [not insists]
+    assert not socket.closed  # the kernel answers an outdated transaction only once, so no answer was lost
