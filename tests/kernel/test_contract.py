@@ -313,12 +313,13 @@ def test_removing_a_virtual_server_removes_its_real_servers(kernel: Kernel) -> N
     assert refusal(kernel, Verb.SET, real_server(desired)) == errno.ESRCH
 
 
-def test_a_real_server_with_an_invalid_address_or_port_is_refused(kernel: Kernel) -> None:
+def test_a_real_server_with_an_invalid_address_or_with_a_lower_threshold_above_the_upper_one_is_refused(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired)
     for text in ("0.0.0.0", "224.0.0.1", "fd00:244::9"):
         impossible = RealServers.of(desired.key, RealServerKey.of(parse_address(text), 8080))
         assert refusal(kernel, Verb.ADD, impossible) == errno.EINVAL, text
+    assert refusal(kernel, Verb.ADD, real_server(desired)._replace(thresholds=Thresholds(3, 4))) == errno.ERANGE
     assert virtual_servers(kernel)[desired.key].real_servers == {}
 
 
@@ -599,12 +600,6 @@ def test_thresholds_are_read_back_unchanged(kernel: Kernel, family: Family) -> N
     apply(kernel, Verb.REMOVE, two)
     (observed,) = virtual_servers(kernel).values()
     assert not observed.thresholds
-
-
-def test_a_lower_threshold_above_the_upper_threshold_is_refused(kernel: Kernel) -> None:
-    virtual = server()
-    add(kernel, virtual)
-    assert refusal(kernel, Verb.ADD, real_server(virtual)._replace(thresholds=Thresholds(3, 4))) == errno.ERANGE
 
 
 @FAMILIES

@@ -141,33 +141,24 @@ def test_the_kernel_version_and_processor_count_of_the_real_host_are_read() -> N
     assert host.processor_count() >= 1
 
 
-def answering(number: int, content: bytes = b"") -> Callable[[int], fake_netlink.FakeSocket]:
-    """An ipset that answers each question with this error number, or with this content."""
-
-    def answer(data: bytes) -> list[fake_netlink.Answer]:
-        ((_, _, _, sequence, _),) = fake_netlink.split(data)
-        return [fake_netlink.error(sequence, number) if number else fake_netlink.message(sequence, bytes(4) + content)]
-
-    return lambda _protocol: fake_netlink.FakeSocket(answer)
-
-
 @pytest.mark.checklist(94)
 def test_with_an_ipset_that_has_revisions_of_each_type_nothing_is_missing() -> None:
-    content = fake_netlink.attribute(4, bytes([5])) + fake_netlink.attribute(10, bytes([0]))
-    assert host.missing_set_types(answering(0, content)) == ()
+    content = bytes(4) + fake_netlink.attribute(4, bytes([5])) + fake_netlink.attribute(10, bytes([0]))
+    socket = fake_netlink.FakeSocket(lambda data: [fake_netlink.message(fake_netlink.sequences(data)[0], content)])
+    assert host.missing_set_types(lambda _protocol: socket) == ()
 
 
 @pytest.mark.checklist(94)
 def test_an_ipset_of_another_protocol_version_counts_as_having_no_set_type() -> None:
     ipset_err_protocol = 4097
-    missing = host.missing_set_types(answering(ipset_err_protocol))
+    missing = host.missing_set_types(fake_netlink.refusing(ipset_err_protocol))
     assert len(missing) == len(SetType) * len(Family)
     assert str(missing[0]).startswith("this kernel has no ipset type hash:ip for IPv4: run modprobe ip_set_hash_ip on the host")
 
 
 @pytest.mark.checklist(94)
 def test_on_a_kernel_without_ipset_only_ipset_itself_is_reported_as_missing() -> None:
-    (missing,) = host.missing_set_types(answering(errno.ENOENT))
+    (missing,) = host.missing_set_types(fake_netlink.refusing(errno.ENOENT))
     assert missing.what == "this kernel has no ipset (No such file or directory)"
     assert "kernel" in missing.remedy
 
@@ -256,11 +247,7 @@ def test_a_start_detects_which_workarounds_for_older_kernels_it_needs(
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ERANGE, errno.EPERM])
 def test_a_kernel_counts_as_supporting_filters_if_it_refuses_an_impossible_filter_or_does_not_answer(number: int) -> None:
     """Linux 5.10 answers EOPNOTSUPP (``ctnetlink_parse_filter``); Linux 6.1 answers EINVAL, because of its policy for masks."""
-
-    def refusing(_protocol: int) -> fake_netlink.FakeSocket:
-        return fake_netlink.FakeSocket(lambda data: [fake_netlink.error(fake_netlink.sequences(data)[0], number)])
-
-    assert names((5, 10), refusing) == []
+    assert names((5, 10), fake_netlink.refusing(number)) == []
 
 
 def test_after_a_lost_answer_no_module_counts_as_missing() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset import ipset_driver as ipset
-from ipvsproxy.kernel.network import conntrack, routes
 from ipvsproxy.kernel.network.routes import RouteDriver
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.model.kernel import LocalRoutes
@@ -59,8 +58,8 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> o
     return chosen
 
 
-@pytest.mark.usefixtures("network_namespace")
-def test_local_routes_are_found_in_an_unfiltered_listing_of_all_routes_of_the_host(kernel: old_kernel.OldKernel) -> None:
+@pytest.mark.usefixtures("network_namespace", "kernel")
+def test_local_routes_are_found_in_an_unfiltered_listing_of_all_routes_of_the_host() -> None:
     run("ip", "route", "add", "local", "10.97.0.1", "dev", "lo", "table", "local", "protocol", "250", "metric", "1024")
     with contextlib.closing(RouteDriver()) as driver:
         outcomes = driver.apply([Operation(Verb.ADD, LocalRoutes.of(address)) for address in (V4, V6)])
@@ -68,13 +67,6 @@ def test_local_routes_are_found_in_an_unfiltered_listing_of_all_routes_of_the_ho
         assert driver.observe() == {V4, V6}
         driver.apply([Operation(Verb.REMOVE, LocalRoutes.of(V4))])
         assert driver.observe() == {V6}
-    with contextlib.closing(routes.open_socket(netlink.socket.NETLINK_ROUTE)) as opened:  # type: ignore[attr-defined]
-        assert routes.ask_to_filter(opened) == kernel.filters_routes
-
-
-@pytest.mark.usefixtures("network_namespace")
-def test_whether_the_kernel_filters_a_listing_is_detected_from_its_first_datagram(kernel: old_kernel.OldKernel) -> None:
-    assert conntrack.filters_listings() == kernel.filters_connections
 
 
 @pytest.mark.usefixtures("network_namespace")

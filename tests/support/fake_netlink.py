@@ -47,6 +47,11 @@ class FakeSocket:
         self.closed = True
 
 
+def refusing(number: int) -> Callable[[int], FakeSocket]:
+    """Opens sockets of a kernel that refuses each message with this error number."""
+    return lambda _protocol: FakeSocket(lambda data: [error(sequence, number) for sequence in sequences(data)])
+
+
 def message(sequence: int, payload: bytes = b"", *, kind: int = 100, flags: int = 0) -> bytes:
     """A whole message."""
     return HEADER.pack(HEADER.size + len(payload), kind, flags, sequence, 0) + payload

@@ -171,8 +171,7 @@ def test_if_the_answer_is_lost_every_entry_is_an_error_and_no_entry_is_sent_agai
 
 
 def test_the_error_names_the_set_type_that_the_kernel_does_not_have() -> None:
-    refusing = fake_netlink.FakeSocket(lambda data: [fake_netlink.error(fake_netlink.sequences(data)[0], 4098)])
-    assert result(ipset.IpsetDriver(lambda _protocol: refusing), Verb.ADD, CLUSTER_IP) == (
+    assert result(ipset.IpsetDriver(fake_netlink.refusing(4098)), Verb.ADD, CLUSTER_IP) == (
         "add set KUBE-CLUSTER-IP: this kernel has no set type hash:ip,port: its module is missing or cannot be loaded",
         False,
     )

@@ -84,23 +84,24 @@ class Table:
     def _entry(self, key: VirtualServerKey) -> bytes:
         settings, servers = self.content[key]
         scheduler = settings.scheduler.encode().ljust(16, b"\0")
-        number = self.foreign_protocol if key == DNS and self.foreign_protocol else int(key.protocol)
-        if isinstance(key, FirewallMark):
-            name = struct.pack("=H2x4s2s2xI", number, key.address, bytes(2), key.mark)
-        else:
-            name = struct.pack("=H2x4s2s2xI", number, key.address, key.port.to_bytes(2, "big"), 0)
         netmask = (0xFFFFFFFF << (32 - (settings.prefix_length or 32)) & 0xFFFFFFFF).to_bytes(4, "big")
         numbers = struct.pack("=II4sI", settings.flags | 0x2, settings.timeout_s, netmask, len(servers))
         self.clock_s += 1
-        return name + scheduler + numbers + int(self.clock_s).to_bytes(56, "little")  # the counters differ at each read
+        return (
+            self._name(key) + scheduler + numbers + int(self.clock_s).to_bytes(56, "little")
+        )  # the counters differ at each read
+
+    def _name(self, key: VirtualServerKey) -> bytes:
+        number = self.foreign_protocol if key == DNS and self.foreign_protocol else int(key.protocol)
+        port, mark = (0, key.mark) if isinstance(key, FirewallMark) else (key.port, 0)
+        return struct.pack("=H2x4s2s2xI", number, key.address, port.to_bytes(2, "big"), mark)
 
     def _destinations(self, question: bytearray) -> bytes:
         self.on_destinations()
-        _, address, port, mark, room = struct.unpack_from("=H2x4s2s2xII4x", question)
+        name, (room,) = question[:16], struct.unpack_from("=I", question, 16)
         assert len(question) == 24 + 96 * room
         for key, (_, servers) in self.content.items():
-            at = (0, key.port) if isinstance(key, FirewallMark) else (int.from_bytes(port, "big"), 0)
-            if (key.address, *at) == (address, int.from_bytes(port, "big"), mark) or (mark and key == MARK):
+            if self._name(key) == name:
                 limits = self.limits.get(key, {})
                 entries = [
                     struct.pack("=6s2xIiII", name, *numbers, *limits.get(name, (0, 0)))

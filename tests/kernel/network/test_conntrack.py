@@ -213,25 +213,6 @@ def test_the_memory_used_does_not_depend_on_the_number_of_flows(*, stale: bool) 
     assert peak < 2_000_000
 
 
-def test_a_stale_flow_is_deleted_before_the_next_datagram_of_the_listing_is_requested() -> None:
-    order: list[str] = []
-
-    class Ordered(fake_netlink.FakeSocket):
-        def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
-            size = super().recv_into(buffer, nbytes, flags)
-            order.append("part" if fake_netlink.split(bytes(buffer[:size]))[0][1] == 100 else "end")
-            return size
-
-        def send(self, data: bytes, /) -> int:
-            order.append("list" if fake_netlink.split(data)[0][1] == LISTING else "delete")
-            return super().send(data)
-
-    table = Table(listed(fake_flow(5), fake_flow(6)))
-    driver = conntrack.ConntrackDriver(lambda _protocol: Ordered(table.answer))
-    assert removed(driver.apply([cleaning(Family.IPV4, 6)])) == [1]
-    assert order == ["list", "part", "delete", "end", "part", "end"]
-
-
 def lost(*flows: bytes) -> Answers:
     return lambda sequence: [*(fake_netlink.message(sequence, one) for one in flows), fake_netlink.OVERRUN]
 

@@ -15,6 +15,7 @@ from ipvsproxy.model.kernel import LocalRoutes
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from tests.kernel.drivers import run
+from tests.support import fake_netlink
 
 ip = functools.partial(run, "ip")
 OURS, OTHER = notify.Change.OURS, notify.Change.OTHER_ADDRESSES
@@ -182,8 +183,7 @@ def test_reading_from_a_closed_listener_is_an_error(listener: notify.ChangeListe
 
 def test_an_event_of_an_unknown_interface_counts_as_an_event_of_another_interface(listener: notify.ChangeListener) -> None:
     body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 999) + struct.pack("=HH4s", 8, 2, bytes(4))
-    message = struct.pack("=IHHII", 16 + len(body), 20, 0, 0, 0) + body
-    assert list(listener._decode(message)) == [OTHER]
+    assert list(listener._decode(fake_netlink.message(0, body, kind=20))) == [OTHER]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_change_of_lo_is_an_event_only_if_lo_went_down(
     listener: notify.ChangeListener, flags: int, changed: int, events: list[notify.Change]
 ) -> None:
     body = struct.pack("=BxHiII", socket.AF_UNSPEC, 1, 1, flags, changed)
-    assert list(listener._decode(struct.pack("=IHHII", 16 + len(body), 16, 0, 0, 0) + body)) == events
+    assert list(listener._decode(fake_netlink.message(0, body, kind=16))) == events
 
 
 def test_a_message_that_cannot_be_read_may_be_about_our_objects(listener: notify.ChangeListener) -> None:
@@ -204,4 +204,4 @@ def test_a_message_that_cannot_be_read_may_be_about_our_objects(listener: notify
 
 @pytest.mark.parametrize("kind", [16, 20, 24], ids=["link", "address", "route"])
 def test_a_notification_without_its_whole_header_is_ignored(listener: notify.ChangeListener, kind: int) -> None:
-    assert list(listener._decode(struct.pack("=IHHII", 20, kind, 0, 0, 0) + bytes(4))) == []
+    assert list(listener._decode(fake_netlink.message(0, bytes(4), kind=kind))) == []

@@ -246,10 +246,7 @@ def test_a_family_without_a_table_has_no_routes_and_unfiltered_listings_are_filt
 
 
 def test_routes_that_cannot_be_listed_are_an_error() -> None:
-    def answer(data: bytes) -> list[fake_netlink.Answer]:
-        return [fake_netlink.error(fake_netlink.sequences(data)[0], errno.EPERM)]
-
-    driver = routes.RouteDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    driver = routes.RouteDriver(fake_netlink.refusing(errno.EPERM))
     for observe in (driver.observe, driver.observe_changed):
         with pytest.raises(KernelError, match="list the IPv4 routes"):
             observe()

@@ -387,10 +387,7 @@ def test_cleanup_covers_only_the_backends_that_may_hold_our_objects(tmp_path: pa
     ],
 )
 def test_a_kernel_that_does_not_show_nf_tables_has_no_rules(number: int, reason: str, *, is_certain: bool) -> None:
-    def refuse(data: bytes) -> list[fake_netlink.Answer]:
-        return [fake_netlink.error(fake_netlink.sequences(data)[-1], number)]
-
-    made = NftRulesDriver(chains=(), jumps=(), connect=lambda _: fake_netlink.FakeSocket(refuse))
+    made = NftRulesDriver(chains=(), jumps=(), connect=fake_netlink.refusing(number))
     assert made.usable(Family.IPV4) == Refusal(reason, is_certain=is_certain)
 
 
