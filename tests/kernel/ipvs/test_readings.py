@@ -87,9 +87,8 @@ class Table:
         netmask = (0xFFFFFFFF << (32 - (settings.prefix_length or 32)) & 0xFFFFFFFF).to_bytes(4, "big")
         numbers = struct.pack("=II4sI", settings.flags | 0x2, settings.timeout_s, netmask, len(servers))
         self.clock_s += 1
-        return (
-            self._name(key) + scheduler + numbers + int(self.clock_s).to_bytes(56, "little")
-        )  # the counters differ at each read
+        counters = int(self.clock_s).to_bytes(56, "little")  # they differ at each read
+        return self._name(key) + scheduler + numbers + counters
 
     def _name(self, key: VirtualServerKey) -> bytes:
         number = self.foreign_protocol if key == DNS and self.foreign_protocol else int(key.protocol)
