@@ -69,14 +69,8 @@ def test_entries_added_with_ipset_are_observed_if_services_can_have_their_protoc
     apply(driver, Verb.ADD, CLUSTER_IP)
     tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
     tool("add", CLUSTER_IP.name, "10.0.0.1,udplite:80")
-    assert driver.observe([CLUSTER_IP.name]) == {
-        CLUSTER_IP.name: (
-            "hash:ip,port",
-            Family.IPV4,
-            65536,
-            {SetEntry(CLUSTER_IP.name, parse_address("10.0.0.1"), Protocol.TCP, 80)},
-        )
-    }
+    entries = {SetEntry(CLUSTER_IP.name, parse_address("10.0.0.1"), Protocol.TCP, 80)}
+    assert driver.observe([CLUSTER_IP.name]) == {CLUSTER_IP.name: ("hash:ip,port", Family.IPV4, 65536, entries)}
 
 
 @pytest.mark.kernel

@@ -65,6 +65,8 @@ def test_only_our_chains_and_the_rules_that_jump_to_them_are_read(programs: path
 def test_a_table_that_cannot_be_read_is_an_error_and_does_not_count_as_clean(
     programs: pathlib.Path, place: RulesPlace, program: str, failure: str
 ) -> None:
+    with pytest.raises(KernelError, match=f"{program} is not in PATH"):
+        rules(programs).read(place, concerns)
     make_program(programs, program, failure)
     with pytest.raises(KernelError, match=r"Memory allocation problem|in the middle of table nat"):
         rules(programs).read(place, concerns)
@@ -136,11 +138,6 @@ def test_after_the_kernel_has_refused_nf_tables_it_is_not_queried_at_each_audit(
     assert [subject.fingerprint(NFT) for _audit in range(3)] == [NO_SUBSYSTEM] * 3
     assert refuse.call_count == 1
     assert subject.read(NFT, concerns) == LeftRules()
-
-
-def test_a_missing_program_that_lists_rules_is_an_error(programs: pathlib.Path) -> None:
-    with pytest.raises(KernelError, match="iptables-legacy-save is not in PATH"):
-        rules(programs).read(LEGACY, concerns)
 
 
 @pytest.mark.parametrize("place", [LEGACY, NFT])
