@@ -328,14 +328,6 @@ def test_an_unknown_scheduler_is_refused(kernel: Kernel) -> None:
     assert virtual_servers(kernel) == {}
 
 
-def test_a_refused_operation_does_not_prevent_the_other_operations(kernel: Kernel) -> None:
-    desired, other = server(), server(protocol=Protocol.UDP)
-    items = desired, real_server(other), real_server(desired)
-    outcomes = apply(kernel, Verb.ADD, *items)
-    assert [(outcome.operation.item, outcome.errno) for outcome in outcomes] == list(zip(items, (0, errno.ESRCH, 0), strict=True))
-    assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 1}
-
-
 def test_idle_real_servers_have_zero_connections_and_unknown_virtual_servers_have_no_real_servers(kernel: Kernel) -> None:
     four, six, unknown = server(), server(Family.IPV6), server(protocol=Protocol.UDP)
     add(kernel, four, real_server(four), six, real_server(six))

@@ -229,13 +229,6 @@ def test_a_truncated_dump_is_requested_again_on_a_new_socket(truncated: Callable
     assert [socket.closed for socket in opened] == [True, False]
 
 
-def test_an_error_in_the_message_that_ends_a_dump_is_reported() -> None:
-    tested, _ = channel(lambda numbers: [message(numbers[0], b"one."), done(numbers[0], errno.ENOMEM)])
-    with pytest.raises(KernelError) as caught:
-        tested.dump(message(0), "list")
-    assert caught.value.errno == errno.ENOMEM
-
-
 def test_a_dump_may_end_with_a_message_without_an_error_number() -> None:
     tested, _ = channel(lambda numbers: [message(numbers[0], b"one.") + message(numbers[0], kind=fake_netlink.DONE)])
     assert len(tested.dump(message(0), "list")) == 1

@@ -77,11 +77,6 @@ def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
     raise AssertionError("it never came to an end")
 
 
-def test_without_a_time_limit_the_driver_waits_until_the_program_ends(make: Make, programs: pathlib.Path) -> None:
-    (programs / "iptables.go").touch()
-    assert make(None).apply([PUT]) == [Outcome(PUT)]
-
-
 def test_the_start_of_the_thread_that_writes_rules_is_tried_again_after_a_failure(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
