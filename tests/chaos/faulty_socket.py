@@ -5,7 +5,7 @@ import errno
 import random
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ipvsproxy.kernel.base import netlink
 from tests.chaos.faults import Faults, Kind, Order
@@ -22,7 +22,7 @@ def install(faults: Faults) -> None:
     usual = netlink.Channel
 
     class FaultyChannel(usual):  # type: ignore[misc, valid-type]  # the class may itself be a replacement
-        """A channel that tells its sockets whether they send a change."""
+        """A channel whose sockets fail."""
 
         def __init__(
             self,
@@ -30,28 +30,18 @@ def install(faults: Faults) -> None:
             connect: Callable[[int], netlink.Socket] = netlink.open_socket,
             sleep: Callable[[float], object] = time.sleep,
         ) -> None:
-            self._changes = False
-            super().__init__(protocol, lambda number: FaultySocket(connect(number), faults, dice, lambda: self._changes), sleep)
-
-        def run(self, messages: Sequence[bytes], refusal: int | None = None) -> dict[int, int]:
-            """As it is."""
-            self._changes = True
-            try:
-                return super().run(messages, refusal)  # type: ignore[no-any-return]  # the class may itself be a replacement
-            finally:
-                self._changes = False
+            super().__init__(protocol, lambda number: FaultySocket(connect(number), faults, dice), sleep)
 
     netlink.Channel = FaultyChannel  # type: ignore[misc]  # replaced on purpose
 
 
 @dataclasses.dataclass(eq=False)
 class FaultySocket:
-    """One socket. ``changes`` says whether the current message is a change rather than a query."""
+    """One socket."""
 
     real: netlink.Socket
     faults: Faults
     dice: random.Random
-    changes: Callable[[], bool]
     _before: list[bytes] = dataclasses.field(default_factory=list)
     _behind: list[bytes] = dataclasses.field(default_factory=list)
     _trouble: Order | None = None
@@ -67,9 +57,9 @@ class FaultySocket:
             if self._hits(order):
                 raise OSError(errno.ENOBUFS, "no buffer space, as ordered")
         elif order.kind in (Kind.LOST, Kind.CUT, Kind.INTERRUPTED):
-            if self._is_listing(data) or (order.kind is Kind.LOST and self.changes()):
+            if _is_listing(data) or (order.kind is Kind.LOST and _is_change(data)):
                 self._trouble = order
-        elif self.changes() or order.kind in _ALSO_LISTINGS:
+        elif _is_change(data) or order.kind in _ALSO_LISTINGS:
             data = self._refuse(data, order)
         return self.real.send(data) if data else 0
 
@@ -123,10 +113,6 @@ class FaultySocket:
         self.faults.done(order)
         return True
 
-    @staticmethod
-    def _is_listing(data: bytes) -> bool:
-        return bool(HEADER.unpack_from(data)[2] & netlink.DUMP == netlink.DUMP)
-
     def getsockopt(self, level: int, option: int, /) -> int:
         """As it is."""
         return self.real.getsockopt(level, option)
@@ -134,6 +120,15 @@ class FaultySocket:
     def close(self) -> None:
         """Close it."""
         self.real.close()
+
+
+def _is_listing(data: bytes) -> bool:
+    return bool(HEADER.unpack_from(data)[2] & netlink.DUMP == netlink.DUMP)
+
+
+def _is_change(data: bytes) -> bool:
+    """Whether the messages are changes rather than queries: the last of several changes asks for an acknowledgement."""
+    return bool(HEADER.unpack_from(messages(data)[-1])[2] & netlink.ACKNOWLEDGE)
 
 
 def _fill(buffer: bytearray, data: bytes) -> int:

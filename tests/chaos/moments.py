@@ -86,22 +86,22 @@ class NativeRules:
 @contextlib.contextmanager
 def second_address() -> Iterator[None]:
     """While the block runs, the node's interface has one more address."""
-    _add_address()
+    _change_address("add")
     try:
         yield
     finally:
-        run("ip", "address", "del", f"{ADDRESS}/16", "dev", "eth0")
+        _change_address("del")
 
 
 @contextlib.contextmanager
 def without_address() -> Iterator[None]:
     """While the block runs, the second address of the interface is missing."""
-    run("ip", "address", "del", f"{ADDRESS}/16", "dev", "eth0")
+    _change_address("del")
     try:
         yield
     finally:
-        _add_address()
+        _change_address("add")
 
 
-def _add_address() -> None:
-    run("ip", "address", "add", f"{ADDRESS}/16", "dev", "eth0")
+def _change_address(verb: str) -> None:
+    run("ip", "address", verb, f"{ADDRESS}/16", "dev", "eth0")

@@ -30,22 +30,17 @@ class _Node:
     def __init__(self, directory: Path) -> None:
         self.faults = Faults(directory)
         self.received: list[bytes] = []
-        self.changes = False
         self.channel = netlink.Channel(0, self._connect, lambda _pause_s: None)
 
     def _connect(self, _protocol: int) -> FaultySocket:
-        return FaultySocket(FakeSocket(self._answer), self.faults, random.Random(1), lambda: self.changes)
+        return FaultySocket(FakeSocket(self._answer), self.faults, random.Random(1))
 
     def _answer(self, data: bytes) -> Iterable[bytes]:
         self.received += [payload for *_, payload in split(data)]
         return _kernel(data)
 
     def change(self, *payloads: bytes) -> dict[int, int]:
-        self.changes = True
-        try:
-            return self.channel.run([message(0, one) for one in payloads])
-        finally:
-            self.changes = False
+        return self.channel.run([message(0, one) for one in payloads])
 
 
 @pytest.fixture(name="node")

@@ -129,8 +129,6 @@ class Node:
             process = Forked(_program, flags, str(written), orders, output=output.fileno(), environment=os.environ)
         lacking: Sequence[str] = ["anything"]
         is_permanent = any(order.time == 0 for order in orders)
-        hides_rules = any(order.time == 0 and order.name.endswith(LISTING) for order in orders)
-        guards_tunnels = any(order.name == RECORD for order in orders)
         missing: set[str] = set()
         deadline_s = began_s + (SHOWN_WITHIN_S if is_permanent else within_s)
         is_healthy = False
@@ -140,7 +138,7 @@ class Node:
                 missing |= self._missing() if spoiled else frozenset()
                 if b"event=synced" not in log.read_bytes():
                     continue
-                if not (lacking := self._lacking(hides_rules=hides_rules, guards_tunnels=guards_tunnels) if spoiled else []):
+                if not (lacking := self._lacking(orders) if spoiled else []):
                     break
                 if is_permanent and not silent_signs(lacking, _health(), _shown(), _warnings(log.read_text())):
                     break
@@ -153,7 +151,7 @@ class Node:
             process.kill()
             process.wait()
         if spoiled:
-            lacking = lacking and self._lacking(hides_rules=hides_rules, guards_tunnels=guards_tunnels)
+            lacking = lacking and self._lacking(orders)
             missing |= self._missing()
         done = acts.read(written)
         text = log.read_text()
@@ -172,12 +170,14 @@ class Node:
     def _missing(self) -> frozenset[str]:
         return frozenset(f"{protocol} {address}:{port}" for protocol, address, port in self._kept - cluster.ipvs_table().keys())
 
-    def _lacking(self, *, hides_rules: bool, guards_tunnels: bool) -> list[str]:
-        """The names of objects that differ from the desired state.
+    def _lacking(self, orders: Collection[acts.Order]) -> list[str]:
+        """The names of objects that differ from the desired state in a start with these failures.
 
-        ``hides_rules`` says that rules cannot be listed, so a jump may exist twice, which does not change how packets are
-        treated. ``guards_tunnels`` says that there may be additional chains and rules, which guard a tunnel device.
+        If rules can never be listed, a jump may exist twice, which does not change how packets are treated. If the record of
+        direct return cannot be read, there may be additional chains and rules, which guard a tunnel device.
         """
+        hides_rules = any(order.time == 0 and order.name.endswith(LISTING) for order in orders)
+        guards_tunnels = any(order.name == RECORD for order in orders)
         differing = golden_state.differences(self.desired, golden_state.read_state(SECTIONS), SECTIONS)
         return [
             f"{section}: {row}"

@@ -15,31 +15,12 @@ from typing import Any
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from tests.support import nft_state, scope_rows
+from tests.support import golden_fixtures, nft_state, scope_rows
 from tests.support.commands import run
 
 State = dict[str, Any]
 
 KERNEL_SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables", "addresses", "sysctls")
-SYSCTLS = (
-    "net.bridge.bridge-nf-call-iptables",
-    "net.ipv4.conf.all.arp_announce",
-    "net.ipv4.conf.all.arp_ignore",
-    "net.ipv4.conf.all.route_localnet",
-    "net.ipv4.ip_forward",
-    "net.ipv4.vs.conn_reuse_mode",
-    "net.ipv4.vs.conntrack",
-    "net.ipv4.vs.expire_nodest_conn",
-    "net.ipv4.vs.expire_quiescent_template",
-    "net.ipv4.vs.sloppy_tcp",
-    "net.ipv6.conf.all.forwarding",
-    "net.netfilter.nf_conntrack_max",
-    "net.netfilter.nf_conntrack_tcp_be_liberal",
-    "net.netfilter.nf_conntrack_tcp_timeout_close_wait",
-    "net.netfilter.nf_conntrack_tcp_timeout_established",
-    "net.netfilter.nf_conntrack_udp_timeout",
-    "net.netfilter.nf_conntrack_udp_timeout_stream",
-)
 TIMEOUTS = "ipvs timeouts tcp/tcpfin/udp"
 HOST_CONNTRACK_MAX = "net.netfilter.nf_conntrack_max"
 
@@ -176,8 +157,13 @@ def _sysctl_path(name: str) -> Path:
     return Path("/proc/sys") / name.replace(".", "/")
 
 
+def _sysctls() -> list[str]:
+    """The names of the recorded kernel settings."""
+    return [name for name in golden_fixtures.recording("default", "P0")["sysctls"] if name != TIMEOUTS]
+
+
 def _read_sysctls() -> State:
-    values: State = {name: _sysctl_path(name).read_text().strip() for name in SYSCTLS if _sysctl_path(name).exists()}
+    values: State = {name: _sysctl_path(name).read_text().strip() for name in _sysctls() if _sysctl_path(name).exists()}
     values[TIMEOUTS] = run("ipvsadm", "-L", "--timeout").partition(":")[2].strip()
     return values
 
@@ -212,7 +198,7 @@ def restore_rules(expected: Mapping[str, Any]) -> None:
 
 def unprepare_sysctls() -> None:
     """Set the kernel settings to their values on a node without a proxy, so that settings that the proxy forgets are noticed."""
-    values = {name: "0" for name in SYSCTLS if name.startswith(("net.ipv4.vs.", "net.ipv4.conf."))}
+    values = {name: "0" for name in _sysctls() if name.startswith(("net.ipv4.vs.", "net.ipv4.conf."))}
     values |= {
         "net.ipv4.vs.conn_reuse_mode": "1",
         "net.ipv4.ip_forward": "0",

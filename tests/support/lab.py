@@ -368,10 +368,10 @@ class Lab:
         number, first = self.call("hold", target=_target(from_, protocol, to, port, src), timeout_s=patience.seconds(timeout_s))
         return Connection(self, number, first)
 
-    def repeat(self, from_: str, protocol: str, to: str, port: int, *, count: int, timeout_s: float = 5.0) -> Load:
+    def repeat(self, from_: str, protocol: str, to: str, port: int, *, count: int) -> Load:
         """Send this many requests one after the other, each on a new connection."""
         target = _target(from_, protocol, to, port, None)
-        return Load(**self.call("repeat", target=target, count=count, timeout_s=patience.seconds(timeout_s)))
+        return Load(**self.call("repeat", target=target, count=count, timeout_s=patience.seconds(5.0)))
 
     @contextlib.contextmanager
     def load(
@@ -404,15 +404,13 @@ class Lab:
         return count, source
 
     @contextlib.contextmanager
-    def sending(
-        self, from_: str, to: str, port: int, *, size: int = 4, interval_s: float = 0.02
-    ) -> Iterator[Callable[[], Mapping[str, int]]]:
+    def sending(self, from_: str, to: str, port: int, *, size: int = 4) -> Iterator[Callable[[], Mapping[str, int]]]:
         """Send datagrams of ``size`` bytes from one socket while the block runs, and wait for no answer.
 
         The block gets a function that returns two numbers: how many datagrams were sent, and how many the kernel refused because
         an earlier datagram caused an error.
         """
-        number = self.call("start_sender", target=_target(from_, "UDP", to, port, None), interval_s=interval_s, size=size)
+        number = self.call("start_sender", target=_target(from_, "UDP", to, port, None), size=size)
         try:
             yield lambda: dict(self.call("sent", number=number))
         finally:

@@ -27,6 +27,7 @@ CLONE_NEWNET = 0x40000000
 CLIENT_PORTS = range(44000, 65000)
 """The ports of clients that have not chosen one. Tests that choose ports use lower ones."""
 _SCTP_SOCKOPT_BINDX_ADD = 100  # include/uapi/linux/sctp.h
+BETWEEN_DATAGRAMS_S = 0.02
 TURN_S = 0.1
 """The length of one turn of the loop, in which timeouts count."""
 PROTOCOLS = {
@@ -255,17 +256,17 @@ class Agent:
         server = self._datagram_servers[namespace, address, port]
         return [server.heard, server.last_source]
 
-    async def start_sender(self, target: list[Any], interval_s: float, size: int) -> int:
+    async def start_sender(self, target: list[Any], size: int) -> int:
         """Send datagrams of this size from one socket, and wait for no answer.
 
         Returns a number for :meth:`sent` and :meth:`stop_sender`.
         """
         client = await self._connect(Target(*target))
-        self._senders[client.fileno()] = (asyncio.create_task(self._send(client, interval_s, size)), client)
+        self._senders[client.fileno()] = (asyncio.create_task(self._send(client, size)), client)
         self._sent[client.fileno()] = {}
         return client.fileno()
 
-    async def _send(self, client: socket.socket, interval_s: float, size: int) -> None:
+    async def _send(self, client: socket.socket, size: int) -> None:
         sent = self._sent[client.fileno()]
         while True:
             try:
@@ -274,7 +275,7 @@ class Agent:
             except OSError as error:
                 outcome = OUTCOMES.get(error.errno or 0, f"error-{error.errno}")
             sent[outcome] = sent.get(outcome, 0) + 1
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(BETWEEN_DATAGRAMS_S)
 
     async def sent(self, number: int) -> dict[str, int]:
         """Return how many datagrams a sender has sent, by the error that the kernel reported for the next datagram."""
