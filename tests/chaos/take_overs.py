@@ -6,7 +6,6 @@ next take-over starts from the same state.
 """
 
 import contextlib
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,16 +88,13 @@ class TakeOver(NamedTuple):
 
 
 class Unanswered(NamedTuple):
-    """An unanswered request; ``take_over`` is the number of the take-over in progress, counted from 1, or 0 if there was none."""
+    """An unanswered request, with the program's log of the last take-over that had begun by then, or of the first one."""
 
     client: Client
     outcome: str
-    asked_s: float
-    take_over: int
     after_s: float
     """Seconds from the beginning of the take-over to the request."""
     log: Sequence[str]
-    """The program's log of the take-over."""
 
 
 class TakeOvers:
@@ -134,13 +130,13 @@ class TakeOvers:
                 for client in CLIENTS
             ]
             done = [self._take_over() for _ in range(count)]
-        numbers = itertools.count(len(self.durations_s) + 1)
-        numbered = list(zip(numbers, done, strict=False))
         self.durations_s += [one.ended_s - one.began_s for one in done]
         for client, (met,) in zip(CLIENTS, results, strict=True):
             self.answered += met.outcomes.get("ok", 0)
             self.slowest_s = max(self.slowest_s, met.slowest_s)
-            self.unanswered += [_unanswered(client, outcome, asked_s, numbered) for asked_s, outcome in met.failures]
+            for asked_s, outcome in met.failures:
+                during = next((one for one in reversed(done) if one.began_s <= asked_s), done[0])
+                self.unanswered.append(Unanswered(client, outcome, asked_s - during.began_s, during.log.splitlines()))
 
     def differences(self) -> list[tuple[Any, ...]]:
         """The rows that differ from the state that kube-proxy left, except intended differences."""
@@ -162,12 +158,3 @@ class TakeOvers:
         finally:
             running.kill()
         return TakeOver(began_s, ended_s, self._log.read_text())
-
-
-def _unanswered(client: Client, outcome: str, asked_s: float, done: Sequence[tuple[int, TakeOver]]) -> Unanswered:
-    """A failed request, with the last take-over that had started by the time of the request."""
-    before = [(number, one) for number, one in done if one.began_s <= asked_s]
-    if not before:
-        return Unanswered(client, outcome, asked_s, 0, 0.0, ())
-    number, during = before[-1]
-    return Unanswered(client, outcome, asked_s, number, asked_s - during.began_s, during.log.splitlines())

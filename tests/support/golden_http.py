@@ -4,7 +4,7 @@ import email.message
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from prometheus_client import parser
@@ -14,14 +14,18 @@ from tests.support import patience
 State = dict[str, Any]
 
 SECTIONS = ("health", "health_check_node_ports", "metrics")
+_PORTS = {"healthz": 10256, "metrics": 10249}
 
 
 def read_answers(recorded: Mapping[str, Any]) -> State:
     """The sections listed in ``SECTIONS``, requested from this namespace, with the ports and values of the recording."""
-    ports = sorted({int(row.rpartition(" ")[2]) for row in recorded["health_check_node_ports"]})
     with_value = {row for row, metric in recorded["metrics"].items() if "value" in metric}
-    health = _read_health(ports)  # health is read before the metrics, because the metrics count these requests
-    return health | {"metrics": parse_metrics(fetch("127.0.0.1:10249/metrics").get("body", ""), with_value)}
+    return {
+        "health": {row: _read_health(row) for row in recorded["health"]},
+        "health_check_node_ports": {row: _read_listener(row) for row in recorded["health_check_node_ports"]},
+        # The metrics come last, because they count the requests above.
+        "metrics": parse_metrics(fetch("127.0.0.1:10249/metrics").get("body", ""), with_value),
+    }
 
 
 def parse_metrics(text: str, with_value: Collection[str]) -> State:
@@ -43,26 +47,19 @@ def parse_metrics(text: str, with_value: Collection[str]) -> State:
     return metrics
 
 
-def _read_health(ports: Iterable[int]) -> State:
-    """The sections ``health`` and ``health_check_node_ports``, requested from this namespace."""
-    addresses = ("127.0.0.1", "172.18.0.2", "fc00:f853:ccd::2")
-    health: State = {}
-    for path in ("10249/configz", "10249/healthz", "10249/nothing", "10249/proxyMode", "10256/", "10256/healthz", "10256/livez"):
-        answer = fetch(f"127.0.0.1:{path}")
-        if path in {"10249/configz", "10249/nothing", "10256/"}:
-            answer.pop("body", None)
-        answer.pop("headers", None)
-        health[path] = answer
-    for address in addresses:
-        for name, path in (("healthz", "10256/healthz"), ("metrics", "10249/metrics")):
-            health[f"{name} port on {address}"] = fetch(f"{_host(address)}:{path}")["code"]
-    listeners: State = {}
-    for address in addresses:
-        for port in ports:
-            answer = fetch(f"{_host(address)}:{port}/")
-            answer.pop("content_type", None)
-            listeners[f"{address} port {port}"] = answer
-    return {"health": health, "health_check_node_ports": listeners}
+def _read_health(row: str) -> Any:
+    """The value of a row such as ``10256/livez`` or ``healthz port on 172.18.0.2``."""
+    page, is_port, address = row.partition(" port on ")
+    if is_port:
+        return fetch(f"{_host(address)}:{_PORTS[page]}/{page}")["code"]
+    left_out = ("headers", "body") if row in {"10249/configz", "10249/nothing", "10256/"} else ("headers",)
+    return {name: value for name, value in fetch(f"127.0.0.1:{row}").items() if name not in left_out}
+
+
+def _read_listener(row: str) -> State:
+    """The value of a row such as ``172.18.0.2 port 32314``."""
+    address, _, port = row.partition(" port ")
+    return {name: value for name, value in fetch(f"{_host(address)}:{port}/").items() if name != "content_type"}
 
 
 def _host(address: str) -> str:
