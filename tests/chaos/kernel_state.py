@@ -6,7 +6,6 @@ tools. Both the desired and the observed state are computed without our drivers.
 
 import dataclasses
 import json
-import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,10 @@ from ipvsproxy.translate.view import view_node
 from tests.chaos import foreign
 from tests.chaos.world import NODE, Object
 from tests.support import builders, golden_state, golden_translation, scope_rows
+from tests.support.commands import run
 
 SETTINGS = Settings(cluster_networks=builders.networks("10.244.0.0/16", "fd00:10:244::/56"), scopes=TrafficScopes.API)
-SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables", "addresses", "sysctls")
+SECTIONS = golden_state.KERNEL_SECTIONS
 SYSCTLS: Mapping[str, str] = {
     "net.ipv4.ip_forward": "1",
     "net.ipv4.vs.conntrack": "1",
@@ -78,8 +78,7 @@ def desired(
 
 
 def _interface_addresses() -> Iterable[InterfaceAddress]:
-    done = subprocess.run(["ip", "-json", "address"], capture_output=True, text=True, check=True)
-    for link in json.loads(done.stdout):
+    for link in json.loads(run("ip", "-json", "address")):
         for address in link.get("addr_info", ()) if link.get("ifname") != DEVICE else ():
             yield InterfaceAddress(link["ifname"], parse_address(address["local"]), address["prefixlen"])
 

@@ -12,7 +12,6 @@ import enum
 import json
 import pathlib
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import NamedTuple, Self
 
@@ -21,6 +20,7 @@ from aiohttp import web
 
 from tests.support import api_store
 from tests.support.api_store import NODES, RESOURCES, Change, Object, Resource, StatusError
+from tests.support.commands import run
 
 
 class Request(NamedTuple):
@@ -401,11 +401,8 @@ class Certificates:
         ca = ["-subj", "/CN=test authority", "-addext", "keyUsage=critical,keyCertSign"]
         leaf = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"]
         signed = ["-CA", str(self.authority), "-CAkey", str(authority_key)]
-        self._run([*new, *ca, "-keyout", str(authority_key), "-out", str(self.authority)])
-        self._run([*new, *leaf, *signed, "-keyout", str(self._key), "-out", str(self._certificate)])
-
-    def _run(self, command: list[str]) -> None:
-        subprocess.run(command, check=True, capture_output=True)
+        run(*new, *ca, "-keyout", str(authority_key), "-out", str(self.authority))
+        run(*new, *leaf, *signed, "-keyout", str(self._key), "-out", str(self._certificate))
 
     def server_context(self) -> ssl.SSLContext:
         """The TLS context of the server."""
