@@ -8,8 +8,6 @@ import pytest
 
 from ipvsproxy.commands import doctor
 from ipvsproxy.commands.service_checks import Finding, Level, fail, note, ok, warn
-from ipvsproxy.config import load
-from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.backends import BackendChoice
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts, Loopback, MarkRule
@@ -21,6 +19,7 @@ from ipvsproxy.model.rules import Backend, BaseChain, ChainKey, NftTable
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerSettings
+from tests.config import loading
 from tests.reconcile import examples
 from tests.support import builders, left_tables
 
@@ -80,13 +79,9 @@ MIXED = VariantChoice({}, Variant.LEGACY, "most rules are in it", Variant.NF_TAB
 NAMESAKE = dataclasses.replace(left_tables.LEFT, maps=frozenset())
 
 
-def _config(*flags: str) -> Config:
-    return load.load(["--proxy-mode=ipvs", *flags], hostname="node-a", read_file=lambda _: b"")
-
-
 def _all(*flags: str, **facts: Any) -> list[Finding]:
     """All findings on a node that differs by these facts from a node without faults."""
-    return list(doctor.judge(dataclasses.replace(FINE, **facts), WANTED, _config(*flags)))
+    return list(doctor.judge(dataclasses.replace(FINE, **facts), WANTED, loading.from_flags(*flags)))
 
 
 def _judge(*flags: str, sysctls: Mapping[str, str] | None = None, **facts: Any) -> list[Finding]:
@@ -356,7 +351,7 @@ def test_doctor_reports_wrong_settings_in_one_finding(
 ) -> None:
     paths = [f"net/ipv4/vs/{number}" for number in range(count)]
     judged = dataclasses.replace(FINE, **facts, sysctls=SYSCTLS | (dict.fromkeys(paths, value) if value else {}))
-    found = list(doctor.judge(judged, [Sysctl(path, "1") for path in paths], _config()))
+    found = list(doctor.judge(judged, [Sysctl(path, "1") for path in paths], loading.from_flags()))
     told = [one for one in found if one.topic == "sysctl" and one.level is not Level.OK]
     assert [(one.level, one.text[-len(text) :], one.remedy[: len(remedy)]) for one in told] == (
         [(Level.NOTE, text, remedy)] if text else []
@@ -425,5 +420,5 @@ def test_doctor_does_not_require_settings_of_direct_return_if_another_program_us
 ) -> None:
     seen = dataclasses.replace(SEEN, interface_addresses=(builders.interface_address(interface, "10.244.3.0"),))
     desired = [Sysctl("net/ipv4/vs/conn_reuse_mode", "0", for_tunnels=True)]
-    found = doctor.judge(dataclasses.replace(FINE, observation=seen), desired, _config())
+    found = doctor.judge(dataclasses.replace(FINE, observation=seen), desired, loading.from_flags())
     assert [one.topic for one in found if one.topic == "sysctl" and one.level is not Level.OK] == expected

@@ -10,7 +10,6 @@ from ipvsproxy.commands.inspection import Document, UnknownStateError
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
 from ipvsproxy.model.real_servers import Thresholds
 from ipvsproxy.model.service import ServiceType
-from ipvsproxy.model.sets import ForeignElement
 from ipvsproxy.model.virtual_servers import ConnectionCounts
 from ipvsproxy.translate.translation_settings import Settings
 from tests.support import builders, memory_node
@@ -36,12 +35,6 @@ async def test_the_plan_has_the_operations_of_the_next_sync_in_the_same_order_an
     async with node.running():
         await asyncio.wait_for(node.watcher.until(lambda: bool(node.watcher.summaries)), 60)
     assert planned == node.done
-
-
-async def test_plan_removes_a_catch_all_set_element_that_another_program_added() -> None:
-    kernel = await synced_kernel(*WEB)
-    kernel.sets["KUBE-CLUSTER-IP"].entries.add(ForeignElement("KUBE-CLUSTER-IP"))
-    assert _lines(await _plan(kernel, *WEB)) == ["remove set_entry KUBE-CLUSTER-IP *"]
 
 
 async def test_plan_names_for_every_operation_the_service_that_needs_the_operation() -> None:

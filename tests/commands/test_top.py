@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import importlib
+import io
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -160,23 +160,15 @@ async def test_top_prints_an_error_if_the_daemon_answers_in_the_format_of_anothe
         await daemon.details("default/web")
 
 
-async def test_characters_that_the_locale_cannot_encode_are_printed_escaped() -> None:
+async def test_characters_that_the_locale_cannot_encode_are_printed_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
     node = _node()
     node.put(builders.service("w\N{LATIN SMALL LETTER E WITH ACUTE}b", cluster=["10.96.0.67"]))
     async with node.showing() as port:
-        top_once = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "ipvsproxy",
-            "top",
-            "--once",
-            f"--server=http://127.0.0.1:{port}",
-            env={"PYTHONPATH": os.pathsep.join(sys.path), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-            stdout=asyncio.subprocess.PIPE,
-        )
-        output, _ = await top_once.communicate()
-    assert top_once.returncode == 0
-    assert b"default/w\\xe9b" in output
+        assert await _main("--once", f"--server=http://127.0.0.1:{port}") == 0
+    output.seek(0)
+    assert "default/w\\xe9b" in output.read()
 
 
 LOOPBACK = parse_address("127.0.0.1")

@@ -1,16 +1,13 @@
 """Numbers, columns and lines that ``top`` prints."""
 
 import copy
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from ipvsproxy.commands import top_data
 from ipvsproxy.commands.top_data import Picture
-from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
-from ipvsproxy.model.virtual_servers import ConnectionCounts
-from ipvsproxy.translate.api.targets import Target
+from ipvsproxy.model.service import ApiObject, ServiceType
 from tests.support import builders, top_pictures
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode
@@ -132,19 +129,6 @@ WEB = (
 )
 
 
-@pytest.fixture
-async def node() -> AsyncIterator[PageNode]:
-    one = PageNode()
-    one.begin_with(*WEB)
-    async with one.running():
-        await one.watcher.until(lambda: bool(one.watcher.summaries))
-        yield one
-
-
-async def _details(node: PageNode, name: str = "default/web") -> Picture:
-    return top_data.details(await node.ask("service", name=name))
-
-
 def _states(details: Picture) -> dict[str, str]:
     return {one.texts[2]: one.texts[-1] for one in details.rows}
 
@@ -155,11 +139,14 @@ async def test_top_counts_the_addresses_and_ports_that_the_document_leaves_out()
     assert top_data.details(document).lines[0] == ("default/web (NodePort): 10.96.0.10, and 19 more, 80:30080/TCP, and 2 more")
 
 
-async def test_the_figures_of_an_endpoint_are_sums_over_all_its_virtual_servers(node: PageNode) -> None:
-    node.targets[ServiceName("default", "web"), HERE] = Target("default/web-a", builders.THIS_NODE)
-    node.kernel.connection_counts[CLUSTER, HERE] = ConnectionCounts(7, 3)
-    node.kernel.connection_counts[builders.frontend("192.168.0.10", 30080), HERE] = ConnectionCounts(1, 2)
-    details = await _details(node)
+async def test_the_figures_of_an_endpoint_are_sums_over_all_its_virtual_servers() -> None:
+    document = await _document(*WEB)
+    (port,) = document["service"]["ports"]
+    port["endpoints"][0]["target"] = "default/web-a"
+    for server, (active, inactive) in zip(port["virtualServers"], ((7, 3), (1, 2)), strict=True):
+        (held,) = (one for one in server["kernel"]["realServers"] if one["realServer"] == str(HERE))
+        held |= {"active": active, "inactive": inactive}
+    details = top_data.details(document)
     assert details.lines[0].startswith("default/web ")
     assert "|".join(details.rows[0].texts) == "80:30080/TCP http|web-a|10.244.0.1:8080|node-a||1|8|5|-|in"
     assert _states(details) == {"10.244.0.1:8080": "in", "10.244.1.1:8080": "in", "10.244.0.9:8080": "OUT: it is not ready"}

@@ -166,9 +166,3 @@ def test_a_wrong_command_line_is_refused_in_one_sentence_with_the_remedy(line: s
 def test_positional_words_may_be_anywhere_among_the_flags(arguments: list[str], words: tuple[str, ...], keys: list[str]) -> None:
     parsed = load.parse(arguments, takes_words=True)
     assert (parsed.words, list(parsed.given), parsed.problems) == (list(words), keys, [])
-
-
-def test_all_problems_are_reported_and_not_only_the_first() -> None:
-    parsed = load.parse(["--foo", "--oom-score-adj=x", "-v=2", "word", "--config"])
-    assert [str(problem).partition(":")[0] for problem in parsed.problems] == ["'--foo'", "--oom-score-adj", "'word'", "--config"]
-    assert parsed.given["logging.verbosity"].value == 2

@@ -131,18 +131,6 @@ async def test_a_sync_has_finished_once_the_metrics_show_its_time() -> None:
     assert not outside.has_synced("kubeproxy_sync_proxy_rules_last_timestamp_seconds 0\n")
 
 
-def _in_namespace(what: str, arguments: str) -> dict[str, Any]:
-    """A measurement's result; the measurement and the measured program run in one network namespace with a matching /sys."""
-    inside = 'mount -t sysfs sys /sys && ip link set lo up && exec "$@"'
-    measure = [sys.executable, "-m", "scripts.benchmark.measure", what, arguments]
-    done = subprocess.run(
-        ["unshare", "--net", "--mount", "sh", "-c", inside, "sh", *measure], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def test_the_cost_of_a_viewer_is_the_difference_between_the_costs_with_and_without_a_viewer() -> None:
     (case,) = (one for one in cases.all_cases(quick=False) if one.name == "viewer")
     alone, watched = (
@@ -158,7 +146,12 @@ def test_the_cost_of_a_viewer_is_the_difference_between_the_costs_with_and_witho
 @pytest.mark.kernel
 def test_the_cost_of_a_viewer_is_measured_on_a_kernel_while_all_services_have_traffic() -> None:
     arguments = json.dumps({"services": 20, "endpoints": 2, "seconds": 1, "warm_s": 8, "settled_s": 1})
-    found = _in_namespace("viewer", arguments)
+    inside = 'mount -t sysfs sys /sys && ip link set lo up && exec "$@"'
+    measure = (sys.executable, "-m", "scripts.benchmark.measure", "viewer", arguments)
+    command = ("unshare", "--net", "--mount", "sh", "-c", inside, "sh", *measure)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
     assert found.keys() == {"alone", "watched", "busy"}
     assert found["busy"] == 20
     assert found["watched"]["resident_mb"] > 0

@@ -3,7 +3,6 @@
 import asyncio
 
 from ipvsproxy.commands.inspection import Inspected
-from ipvsproxy.config import load
 from ipvsproxy.config.settings import Choices, EngineSettings
 from ipvsproxy.daemon.sources.directory import DirectorySource
 from ipvsproxy.kernel.thread import KernelThread
@@ -11,6 +10,7 @@ from ipvsproxy.model.service import ApiObject, ObjectKind
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.translation_settings import Settings
+from tests.config import loading
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 
@@ -24,16 +24,12 @@ WEB = (
 
 def inspected(kernel: FakeKernel, *objects: ApiObject, translation: Settings | None = None) -> Inspected:
     """The node after its source has listed these objects."""
-
-    def no_file(path: str) -> bytes:
-        raise FileNotFoundError(path)
-
     store = Store(started_s=0, here=builders.THIS_NODE)
     store.deliver([memory_node.put(item) for item in objects], 0)
     store.deliver([memory_node.listed(kind, objects) for kind in ObjectKind], 0)
     return Inspected(
         source=DirectorySource("/nowhere"),
-        config=load.load(["--proxy-mode=ipvs"], hostname=builders.THIS_NODE, read_file=no_file),
+        config=loading.from_flags(f"--hostname-override={builders.THIS_NODE}"),
         store=store,
         kernel=KernelThread(memory_node.InlineExecutor(), kernel),
         choices=Choices(
