@@ -13,7 +13,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -27,14 +27,12 @@ from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver
 from ipvsproxy.kernel.iptables.variant import Variant, commands
-from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
-from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.model.kernel import TUNNEL_RECORD, Sysctl, render_record
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference, Rule, Verdict
-from ipvsproxy.model.sets import IP_SETS, IpSet, SetKind
+from ipvsproxy.model.rules import ChainKey, LeftRules, Reference, Rule, Verdict
+from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.virtual_servers.ownership import EVERYWHERE
@@ -68,24 +66,19 @@ def kernel() -> FakeKernel:
     return node.kernel
 
 
-def examinations(left: Tables, tables: MemoryTables) -> dict[leftover_removal.AnyPlace, leftover_removal.Remains]:
-    return leftover_removal.of_iptables(left, (USED, OTHER)) | leftover_removal.of_nftables(tables)
-
-
 def clean(
     kernel: FakeKernel,
     left: Tables | None = None,
     tables: MemoryTables | None = None,
     *,
+    unlike_sets: Callable[[], Collection[IpSet]] = tuple,
     dry_run: bool = False,
     excluded: Sequence[str] = (),
 ) -> cleanup.Result:
-    node = cleanup.NodeToClean(kernel, [], examinations(left or Tables(), tables or MemoryTables()))
-    return clean_node(node, dry_run=dry_run, excluded=excluded)
-
-
-def clean_node(node: cleanup.NodeToClean, *, dry_run: bool = False, excluded: Sequence[str] = ()) -> cleanup.Result:
-    result = cleanup.Result()
+    places = leftover_removal.of_iptables(left or Tables(), (USED, OTHER)) | leftover_removal.of_nftables(
+        tables or MemoryTables()
+    )
+    node, result = cleanup.NodeToClean(kernel, [], places, unlike_sets=unlike_sets), cleanup.Result()
     cleanup.clean(node, builders.networks(*excluded), EVERYWHERE, result, dry_run=dry_run)
     return result
 
@@ -269,10 +262,9 @@ def test_cleanup_removes_sets_with_our_names_even_if_another_program_has_defined
         return observe([name for name in names if name != there.name], *others)
 
     monkeypatch.setattr(kernel, "observe", without)
-    node = cleanup.NodeToClean(kernel, [], {}, unlike_sets=lambda: [there])
-    shown = clean_node(node, dry_run=True)
+    shown = clean(kernel, unlike_sets=lambda: [there], dry_run=True)
     assert [name for name, one in shown.outcomes.items() if one.operation.item == there] == [f"remove set {there.name}"]
-    result = clean_node(node)
+    result = clean(kernel, unlike_sets=lambda: [there])
     assert result.outcomes.keys() == shown.outcomes.keys()
     assert kernel.sets == {}
 
@@ -282,7 +274,7 @@ def test_sets_that_cannot_be_read_are_reported_as_a_problem(kernel: FakeKernel, 
     def unread() -> list[IpSet]:
         raise KernelError(action="list the set KUBE-CLUSTER-IP", errno=errno.EIO)
 
-    result = clean_node(cleanup.NodeToClean(kernel, [], {}, unlike_sets=unread), dry_run=dry_run)
+    result = clean(kernel, unlike_sets=unread, dry_run=dry_run)
     assert any("KUBE-CLUSTER-IP" in one for one in result.problems)
 
 
@@ -349,36 +341,6 @@ def test_a_set_that_a_rule_of_another_program_uses_is_kept_and_the_rule_is_repor
     ) in cleaned.output
     shell("iptables -F INPUT")
     assert run_program("--cleanup").status == 0
-
-
-@pytest.mark.usefixtures("network_namespace")
-def test_cleanup_of_only_our_own_objects_keeps_rules_that_kube_proxy_knows() -> None:
-    settings = Settings(backend=Backend.NFTABLES)
-    every = [skeleton.build_skeleton(family, settings, builders.node_view(), set(SetKind), []) for family in Family]
-    with (
-        contextlib.closing(NftSetsDriver()) as sets,
-        contextlib.closing(NftRulesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS)) as driver,
-    ):
-        put = sets.apply([Operation(Verb.ADD, one) for one in IP_SETS.values()])
-        put += driver.apply([Operation(Verb.SET, one) for one in every])
-    assert not [one for one in put if one.error]
-    shell(
-        "iptables -t nat -N KUBE-SERVICES",
-        "iptables -t nat -A OUTPUT -j KUBE-SERVICES",
-        "iptables -t mangle -N KUBE-IPVSPROXY-MARK",
-        "ip link set lo up",
-        *(f"ip route add local 10.96.0.{number} dev lo table local protocol 251 metric 1024" for number in (1, 2)),
-    )
-    listed = run_program("cleanup", "--only=own", "--dry-run", "--output=json")
-    assert (listed.status, json.loads(listed.output)["clean"]) == (0, False)
-    cleaned = run_program("cleanup", "--only=own")
-    assert cleaned.output.splitlines()[-1] == f"removed: {len(IP_SETS)} sets, 2 local routes, IPv4 rules, IPv6 rules", (
-        cleaned.output
-    )
-    assert not nft_tables.has_own_table()
-    assert rules("iptables") == {":KUBE-SERVICES -", "-A OUTPUT -j KUBE-SERVICES"}
-    assert shown("ip route show table local protocol 251") == []
-    assert run_program("cleanup", "--only=own").output.splitlines()[-1] == "removed: nothing, there was nothing of ours"
 
 
 @pytest.mark.usefixtures("network_namespace")

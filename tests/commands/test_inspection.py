@@ -10,16 +10,15 @@ from ipvsproxy.commands import dry_run, inspection, plan
 from ipvsproxy.commands.inspection import Comparison, Inspected, UnknownStateError
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.sources.source import Source
+from ipvsproxy.daemon.sources.directory import DirectorySource
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
-from ipvsproxy.model.service import Event, ObjectKind, ServiceName
+from ipvsproxy.model.service import Event, ObjectKind
 from ipvsproxy.store.guard import CONFIRMED_AFTER_S
-from ipvsproxy.translate.api.targets import Targets
 from tests.config import loading
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
@@ -54,10 +53,11 @@ async def test_inspecting_commands_replace_a_scheduler_that_is_missing_from_the_
     assert [(line["event"], line["used"]) for line in logs] == ([("scheduler_not_found", "rr")] if used == "rr" else [])
 
 
-class EmptySource(Source):
+class EmptySource(DirectorySource):
     """An API server that has just started and has no objects yet."""
 
     def __init__(self) -> None:
+        super().__init__("/nowhere")
         self.asked_again: dict[ObjectKind, float] = {}
 
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
@@ -65,13 +65,6 @@ class EmptySource(Source):
 
     def list_again(self, kind: ObjectKind, at_s: float) -> None:
         self.asked_again[kind] = at_s
-
-    async def targets(self, service: ServiceName | None = None) -> Targets:
-        del service
-        return {}
-
-    def describe(self) -> str:
-        return "nowhere"
 
 
 async def test_an_empty_first_list_is_requested_again_and_no_command_relies_on_it() -> None:

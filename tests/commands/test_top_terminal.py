@@ -6,8 +6,7 @@ The node has an in-memory kernel. ``test_top_screen.py`` tests each key and each
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -23,7 +22,6 @@ SLICE = builders.endpoint_slice(
     endpoint("10.244.0.9", ready=False),
     ports=[builders.endpoint_port(8080, name="http")],
 )
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -38,27 +36,25 @@ def _top(columns: int, lines: int, *arguments: str, environment: Mapping[str, st
     return Terminal(command, columns, lines, {"PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})})
 
 
-async def _at(node: PageNode, act: Callable[[int], T]) -> T:
+async def _at(node: PageNode, act: Callable[[int], None]) -> None:
     """Call ``act`` in a thread with the port at which the node serves its page."""
     async with node.showing() as port:
-        return await asyncio.to_thread(act, port)
+        await asyncio.to_thread(act, port)
 
 
 async def test_a_person_can_open_a_service_and_quit_on_a_terminal(node: PageNode) -> None:
-    def act(port: int) -> Sequence[str]:
+    def act(port: int) -> None:
         with _top(80, 24, f"--server=http://127.0.0.1:{port}", "--sort=name", "--filter=10.244.1.") as terminal:
             terminal.until("node-a: in force", "default/web", "Conn/s", "q quit", "by name: 1")
             terminal.type("\r")
             terminal.until("10.244.0.1:8080", "10.244.1.1:8080", "OUT: it is not ready", "esc back")
-            opened = terminal.lines
+            assert all(len(line) <= 80 for line in terminal.lines)
             terminal.type("\x1b")
             terminal.until("by name: 1")
             terminal.type("q")
             assert terminal.end() == 0
-        return opened
 
-    seen = await _at(node, act)
-    assert all(len(line) <= 80 for line in seen)
+    await _at(node, act)
 
 
 async def test_control_c_ends_top_and_restores_the_terminal(node: PageNode) -> None:

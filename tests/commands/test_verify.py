@@ -92,11 +92,6 @@ async def test_verify_prints_each_difference_as_one_line_with_service_desired_an
     } <= set(lines)
 
 
-async def test_verify_reports_a_virtual_server_of_a_deleted_service_as_stale() -> None:
-    lines = await _lines(await synced_kernel(*WEB), builders.node())
-    assert "-  virtual server TCP 10.96.0.10:80: desired nothing, observed rr, real servers: 2" in lines
-
-
 @pytest.mark.parametrize("method", [0, TUNNELLED], ids=["masqueraded", "by tunnel"])
 async def test_a_draining_real_server_is_not_a_difference(method: int) -> None:
     kernel = await synced_kernel(*WEB)

@@ -49,10 +49,6 @@ def test_flags_that_kube_proxy_does_not_have_apply_without_a_notice_beside_a_fil
     assert not from_file("", f"--{option.flag}={option.default}").notices
 
 
-def test_an_empty_hostname_flag_keeps_the_host_name_from_the_file() -> None:
-    assert from_file("hostnameOverride: a", "--hostname-override=").node_name == "a"
-
-
 def test_an_empty_config_flag_means_that_there_is_no_file() -> None:
     assert load_with(["--config=", "--proxy-mode=ipvs"]).config_file == ""
 

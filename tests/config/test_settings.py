@@ -85,7 +85,6 @@ def test_keywords_and_ranges_may_be_mixed_in_node_port_addresses(
     [
         ((), Family, []),
         (("--nodeport-addresses=primary,10.0.0.0/8",), Family, []),
-        (("--nodeport-addresses=all",), Family, []),
         (("--nodeport-addresses=primary,localhost",), Family, []),
         (
             ("--nodeport-addresses=localhost,10.0.0.0/8",),

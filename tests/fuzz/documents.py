@@ -66,8 +66,7 @@ _SELDOM = frozenset(("service.kubernetes.io/service-proxy-name", "service.kubern
 
 def document(chooser: Chooser, kind: ObjectKind) -> dict[str, Any]:
     """An object of this kind, built of JSON types."""
-    made: dict[str, Any] = _struct(chooser, SHAPES[kind])
-    return made
+    return _struct(chooser, SHAPES[kind])
 
 
 @functools.cache

@@ -212,11 +212,6 @@ def test_a_client_tries_to_connect_until_its_address_accepts_connections(monkeyp
     assert 0 < connected.took_s < connected.at_s
 
 
-def test_a_short_churn_case_has_another_name_than_the_long_churn_case() -> None:
-    quick, full = ({case.name for case in cases.all_cases(quick=quick) if "churn" in case.name} for quick in (True, False))
-    assert (quick, full) == ({"churn of 10 s", "own churn of 10 s"}, {"churn", "own churn"})
-
-
 def _page_faults(name: str, _found: Sequence[figures.Found]) -> Iterator[figures.Row]:
     yield figures.Row(name, "page faults", 7)
 
