@@ -97,10 +97,11 @@ def pace(sleeps: list[float], *, idle_s: float = 600) -> reflector.WatchPace:
 
 @contextlib.asynccontextmanager
 async def running_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a coroutine that never ends by itself, such as a source, while the block runs."""
     task = asyncio.create_task(coroutine)
     try:
         yield
-        assert not task.done(), "the source has ended"
+        assert not task.done(), "the task has ended"
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

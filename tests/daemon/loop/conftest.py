@@ -1,4 +1,7 @@
-"""Lets each asynchronous test of this directory run on an event loop of its own, in virtual time."""
+"""Lets each asynchronous test of this directory run in virtual time, and captures the log.
+
+Virtual time never really passes: the clock of the event loop jumps to the next timer (``tests/support/virtual_time.py``).
+"""
 
 import inspect
 from collections.abc import Iterator

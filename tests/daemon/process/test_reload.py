@@ -5,10 +5,9 @@ real kernel.
 """
 
 import asyncio
-import contextlib
 import pathlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,6 +22,7 @@ from ipvsproxy.daemon.process.reload import Reloader
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.rules import Backend
 from tests.config import loading
+from tests.support.following import running_task
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"
 NFTABLES = "ipvsproxy: {rulesBackend: nftables}"
@@ -67,15 +67,6 @@ class Process:
         await asyncio.wait_for(self._has_applied.wait(), WITHIN_S)
         self._has_applied.clear()
         return self.applied[-1]
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.reloader.run())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
 
 def write(path: pathlib.Path, *lines: str) -> None:
@@ -134,7 +125,7 @@ async def test_a_new_configuration_file_is_applied_whichever_way_the_old_file_wa
 ) -> None:
     if replace is swap:
         swap(path)
-    async with process.running():
+    async with running_task(process.reloader.run()):
         replace(path, "ipvs: {scheduler: wrr}")
         assert (await process.until_applied()).translation.scheduler == "wrr"
         replace(path, "ipvs: {scheduler: lc}")
@@ -147,7 +138,7 @@ async def test_a_change_that_inotify_does_not_report_is_noticed_by_polling(
 ) -> None:
     monkeypatch.setattr(reload, "POLL_S", 0.05)
     monkeypatch.setattr("ipvsproxy.daemon.base.inotify._libc.inotify_init1", lambda _: -1, raising=False)
-    async with process.running():
+    async with running_task(process.reloader.run()):
         write(path, "ipvs: {scheduler: wrr}")
         assert (await process.until_applied()).translation.scheduler == "wrr"
 
@@ -315,7 +306,6 @@ async def test_a_hangup_signal_without_a_configuration_file_is_logged(logs: Logs
 
     reloader = Reloader(config, lambda: config, apply)
     reloader.ask()
-    task = asyncio.create_task(reloader.run())
-    await asyncio.sleep(0)
-    task.cancel()
+    async with running_task(reloader.run()):
+        await asyncio.sleep(0)
     assert logs[0]["event"] == "no_configuration_file"
