@@ -26,7 +26,7 @@ from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.model.service import Gone, Listed, ObjectKey, ObjectKind, Put, Service, ServiceName
+from ipvsproxy.model.service import ObjectKind, Put, Service, ServiceName
 from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
@@ -81,32 +81,12 @@ class Wire(FakeKernel):
 
 
 def service(number: int) -> Service:
-    return builders.service(f"web-{number}", cluster=(f"10.96.{number // 250}.{number % 250 + 1}",))
+    return builders.service(f"web-{number}", builders.service_port(name="p0"), cluster=[address(number + 1, 10)])
 
 
-def line(number: int, endpoints: int, version: int) -> bytes:
-    """A watch line with the EndpointSlice of a Service that has this many endpoints, all of them on other nodes."""
-    item = {
-        "metadata": {
-            "name": f"web-{number}-abc",
-            "namespace": "default",
-            "resourceVersion": str(version),
-            "labels": {"kubernetes.io/service-name": f"web-{number}"},
-        },
-        "addressType": "IPv4",
-        "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
-        "endpoints": [
-            {"addresses": [f"10.244.{one // 250}.{one % 250 + 1}"], "conditions": {"ready": True}, "nodeName": "other"}
-            for one in range(endpoints)
-        ],
-    }
-    return json.dumps({"type": "MODIFIED", "object": item}).encode()
-
-
-def deliver_line(served: MemoryNode, watch_line: bytes) -> None:
-    event = decode.decode_watch_line(ObjectKind.ENDPOINT_SLICE, watch_line).event
-    assert isinstance(event, Put | Gone)
-    served.deliver([event])
+def deliver_slice(served: MemoryNode, number: int, endpoints: int) -> None:
+    """Deliver the EndpointSlice of a Service that has this many endpoints, all of them on other nodes."""
+    served.deliver([event_of(*sliced(service=f"web-{number}", endpoints=endpoints))])
 
 
 @pytest.fixture(name="wire", params=[Backend.IPTABLES, Backend.NFTABLES])
@@ -125,14 +105,12 @@ async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services
         return translating(*arguments, **choices)  # type: ignore[arg-type]  # the arguments are passed on unchanged
 
     monkeypatch.setattr(desired_state, "translating", counting)
-    served = MemoryNode(wire)
-    async with served.running():
-        served.begin_with(*map(service, range(services)), builders.node())
-        deliver_line(served, line(0, endpoints, 1))
+    async with MemoryNode(wire).serving(*map(service, range(services))) as served:
+        deliver_slice(served, 0, endpoints)
         await served.quiet()
         wire.counted.clear()
         translated.clear()
-        deliver_line(served, line(0, endpoints + 1, 2))
+        deliver_slice(served, 0, endpoints + 1)
         await served.quiet()
     return dict(wire.counted + translated)
 
@@ -149,7 +127,8 @@ async def test_an_added_endpoint_costs_one_message_whatever_the_size_of_the_clus
 
 def cost_of_an_address_that_changes_hands(services: int) -> int:
     """The lines executed for the addition, and for the deletion, of a node whose address is also the external IP of a Service."""
-    store, steps, taken = Store(0), Steps(), builders.NODE_ADDRESS
+    stages: dict[str, Lines] = {}
+    store, taken = Store(0), builders.NODE_ADDRESS
     store.deliver([memory_node.put(builders.service("hides", external=[taken]))], 0)
     for number in range(services):
         own = builders.service(f"web-{number}", external=[f"203.0.{number // 250}.{number % 250 + 1}"])
@@ -159,13 +138,13 @@ def cost_of_an_address_that_changes_hands(services: int) -> int:
     agents = [builders.endpoint_slice(one, service="agent") for one in there]
     assert not store.other_nodes
     store.take()
-    with steps.counting("change"):
+    with counting(stages, "change"):
         for agent, expected in zip(agents, (1, 0), strict=True):
             store.deliver([memory_node.put(agent)], 0)
             assert len(store.other_nodes) == expected
             store.touch_external([parse_address(taken)], 0)
     assert store.take().services.keys() == {ServiceName("default", name) for name in ("hides", "agent")}
-    return steps.of_stages["change"].total()
+    return stages["change"].total()
 
 
 def test_a_service_address_that_a_node_takes_and_releases_costs_the_same_whatever_the_cluster_size() -> None:
@@ -174,10 +153,7 @@ def test_a_service_address_that_a_node_takes_and_releases_costs_the_same_whateve
 
 async def cost_of_a_service(wire: Wire, services: int) -> dict[str, int]:
     """The counts for adding a Service to this many Services, and for deleting the added Service."""
-    served = MemoryNode(wire)
-    async with served.running():
-        served.begin_with(*map(service, range(1, services)), builders.node())
-        await served.quiet()
+    async with MemoryNode(wire).serving(*map(service, range(1, services))) as served:
         wire.counted.clear()
         served.put(service(0))
         await served.quiet()
@@ -198,28 +174,11 @@ async def test_adding_and_deleting_a_service_costs_the_same_messages_whatever_th
 @in_virtual_time
 async def test_the_objects_of_a_first_list_are_sent_to_the_kernel_in_few_large_messages(wire: Callable[[], Wire]) -> None:
     used = wire()
-    served = MemoryNode(used)
-    async with served.running():
-        served.begin_with(*map(service, range(MANY)), builders.node())
-        await served.quiet()
+    async with MemoryNode(used).serving(*map(service, range(MANY))):
+        pass
     assert MANY < used.counted["messages"] < 1.1 * MANY, "one for each virtual server; set entries share messages"
     assert used.counted["sends"] < MANY / 50
     assert used.counted["readings"] == 1
-
-
-@in_virtual_time
-async def test_a_change_does_not_read_the_kernel(wire: Callable[[], Wire]) -> None:
-    used = wire()
-    served = MemoryNode(used)
-    async with served.running():
-        served.begin_with(*map(service, range(FEW)), builders.node())
-        await served.quiet()
-        used.counted.clear()
-        for version in range(1, 10):
-            deliver_line(served, line(0, version, version))
-            await served.quiet()
-    assert used.counted["readings"] == 0
-    assert used.counted["messages"] == 9
 
 
 # The number of lines executed for a field of length n.
@@ -282,6 +241,7 @@ def exposed(
 def sliced(
     name: str = "a",
     *,
+    service: str = "web",
     endpoints: int = 2,
     first: int = 0,
     ports: int = 1,
@@ -292,7 +252,7 @@ def sliced(
     is_here: bool = False,
     is_one_pod: bool = False,
 ) -> Item:
-    """An EndpointSlice of the Service web, as the API represents it."""
+    """An EndpointSlice of a Service, as the API represents it."""
     listed = [
         {
             "addresses": [
@@ -310,9 +270,9 @@ def sliced(
         for one in range(endpoints)
     ]
     metadata = {
-        "name": f"web-{name}",
+        "name": f"{service}-{name}",
         "namespace": "default",
-        "labels": {"kubernetes.io/service-name": "web", **{f"label-{one}": "x" for one in range(labels)}},
+        "labels": {"kubernetes.io/service-name": service, **{f"label-{one}": "x" for one in range(labels)}},
     }
     numbers = [{"name": f"p{one}", "port": 8000 + one, "protocol": protocol} for one in range(ports)]
     return ObjectKind.ENDPOINT_SLICE, {"metadata": metadata, "addressType": "IPv4", "ports": numbers, "endpoints": listed}
@@ -395,31 +355,26 @@ LONG_FIELDS: Mapping[str, Callable[[int], list[Item]]] = {
 """Objects with a field of length n, for each field of a Service, an EndpointSlice and a Node that may be long."""
 
 
-class Steps:
-    """Counts the executed lines of the program, by stage and function."""
+@contextlib.contextmanager
+def counting(stages: dict[str, Lines], stage: str) -> Iterator[None]:
+    """Count the executed lines of the program by function; at the end of the block, they are added to the stages."""
+    counters: dict[int, _Counter] = {}  # functions are compared by identity, because hashing a code object reads all of it
 
-    def __init__(self) -> None:
-        self.of_stages: dict[str, Lines] = {}
-
-    @contextlib.contextmanager
-    def counting(self, stage: str) -> Iterator[None]:
-        counters: dict[int, _Counter] = {}  # functions are compared by identity, because hashing a code object reads all of it
-
-        def calls(frame: types.FrameType, _event: str, _: object) -> Any:
-            code = frame.f_code
-            try:
-                counter = counters[id(code)]
-            except KeyError:
-                counter = counters[id(code)] = _Counter(code)
-            return counter.local if counter.is_ours else None
-
-        before = sys.gettrace()
-        sys.settrace(calls)
+    def calls(frame: types.FrameType, _event: str, _: object) -> Any:
+        code = frame.f_code
         try:
-            yield
-        finally:
-            sys.settrace(before)
-        self.of_stages[stage] = Lines({counter.code: counter.lines for counter in counters.values() if counter.is_ours})
+            counter = counters[id(code)]
+        except KeyError:
+            counter = counters[id(code)] = _Counter(code)
+        return counter.local if counter.is_ours else None
+
+    before = sys.gettrace()
+    sys.settrace(calls)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+    stages[stage] = Lines({counter.code: counter.lines for counter in counters.values() if counter.is_ours})
 
 
 class _Counter:
@@ -446,20 +401,18 @@ def event_of(kind: ObjectKind, item: dict[str, Any]) -> Put:
 
 async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
     """The lines executed for these objects, from the watch line to the kernel and the page, until their deletion is complete."""
-    steps, served = Steps(), MemoryNode(kernel, settings=Settings(scopes=TrafficScopes.API))
+    stages: dict[str, Lines] = {}
+    served = MemoryNode(kernel, settings=Settings(scopes=TrafficScopes.API))
     items = items if any(kind is ObjectKind.NODE for kind, _ in items) else [*items, this_node()]
     async with served.running():
-        with steps.counting("decode"):
-            events = [event_of(*item) for item in items]
-        keys: dict[ObjectKind, set[ObjectKey]] = {kind: set() for kind in ObjectKind}
-        for event in events:
-            keys[event.kind].add(event.key)
-        with steps.counting("program"):
-            served.deliver([*events, *(Listed(kind, frozenset(keys[kind])) for kind in ObjectKind)])
+        with counting(stages, "decode"):
+            objects = [event_of(*item).object for item in items]
+        with counting(stages, "program"):
+            served.begin_with(*objects)
             await served.quiet()
-        survey, name = served.engine.survey, events[0].key
-        assert isinstance(name, ServiceName)
-        with steps.counting("explain"):
+        services = [one for one in objects if isinstance(one, Service)]
+        survey, name = served.engine.survey, services[0].name
+        with counting(stages, "explain"):
             list(survey.differences())
             view = served.watcher.summaries[-1].view
             explainer = Explainer(
@@ -470,22 +423,22 @@ async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
         kind, item = items[-2]
         if kind is ObjectKind.ENDPOINT_SLICE:
             added = {"addresses": ["10.222.1.1"], "conditions": {"ready": True}, "nodeName": "other"}
-            with steps.counting("add an endpoint"):
+            with counting(stages, "add an endpoint"):
                 served.deliver([event_of(kind, {**item, "endpoints": [*item["endpoints"], added]})])
                 await served.quiet()
         kernel.virtual_servers.clear()
         kernel.addresses.clear()
         for ip_set in kernel.sets.values():
             ip_set.entries.clear()
-        with steps.counting("heal"):
+        with counting(stages, "heal"):
             served.engine.kernel_changed()
             await served.quiet(memory_node.DRIFT_CHECK_INTERVAL_S)
             list(survey.differences())
         assert not list(survey.differences())
-        with steps.counting("remove"):
-            served.deliver([Gone(ObjectKind.SERVICE, key) for key in keys[ObjectKind.SERVICE]])
+        with counting(stages, "remove"):
+            served.remove(*services)
             await served.quiet(2)
-    return steps.of_stages
+    return stages
 
 
 @pytest.mark.parametrize("field", LONG_FIELDS)

@@ -84,6 +84,12 @@ def shipped(folder: str) -> list[Object]:
     return build(folder, MANIFESTS)
 
 
+@pytest.fixture
+def manifests(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A copy of the manifests, which a test may change."""
+    return shutil.copytree(MANIFESTS, tmp_path / "manifests")
+
+
 def build(folder: str, manifests: pathlib.Path) -> list[Object]:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -175,20 +181,18 @@ def own_configuration(objects: list[Object]) -> Mapping[str, str]:
     }
 
 
-def test_each_setting_of_the_own_configuration_overlay_reaches_the_built_objects(tmp_path: pathlib.Path) -> None:
-    shutil.copytree(MANIFESTS, tmp_path / "manifests")
-    settings = tmp_path / "manifests/overlays/own-configuration/cluster.env"
+def test_each_setting_of_the_own_configuration_overlay_reaches_the_built_objects(manifests: pathlib.Path) -> None:
+    settings = manifests / "overlays/own-configuration/cluster.env"
     before = dict(re.findall(r"^(\w+)=(.+)$", settings.read_text(), re.MULTILINE))
     assert own_configuration(shipped("overlays/own-configuration")) == before
     settings.write_text("".join(f"{name}={value}\n" for name, value in OTHER_SETTINGS.items()))
-    assert own_configuration(build("overlays/own-configuration", tmp_path / "manifests")) == OTHER_SETTINGS
+    assert own_configuration(build("overlays/own-configuration", manifests)) == OTHER_SETTINGS
 
 
-def test_a_changed_configuration_renames_its_config_map_so_that_the_pods_are_replaced(tmp_path: pathlib.Path) -> None:
-    shutil.copytree(MANIFESTS, tmp_path / "other")
-    settings = tmp_path / "other/overlays/own-configuration/cluster.env"
+def test_a_changed_configuration_renames_its_config_map_so_that_the_pods_are_replaced(manifests: pathlib.Path) -> None:
+    settings = manifests / "overlays/own-configuration/cluster.env"
     settings.write_text(settings.read_text().replace("scheduler=rr", "scheduler=wrr"))
-    both = shipped("overlays/own-configuration") + build("overlays/own-configuration", tmp_path / "other")
+    both = shipped("overlays/own-configuration") + build("overlays/own-configuration", manifests)
     assert len({item["metadata"]["name"] for item in both if item["kind"] == "ConfigMap"}) == 2
 
 
@@ -204,14 +208,13 @@ def test_the_command_in_the_platforms_page_prints_the_name_of_the_config_map_tha
     assert printed == built["ConfigMap"]["metadata"]["name"]
 
 
-def test_components_of_the_own_configuration_overlay_are_enabled_by_removing_their_comment_signs(tmp_path: pathlib.Path) -> None:
-    shutil.copytree(MANIFESTS, tmp_path / "manifests")
-    overlay = tmp_path / "manifests/overlays/own-configuration/kustomization.yaml"
+def test_components_of_the_own_configuration_overlay_are_enabled_by_removing_their_comment_signs(manifests: pathlib.Path) -> None:
+    overlay = manifests / "overlays/own-configuration/kustomization.yaml"
     text = overlay.read_text()
     offered = re.findall(r"^# (components:|  - ../../components/.+)$", text, re.MULTILINE)
     assert [one.rpartition("/")[2] for one in offered] == ["components:", "labelled-nodes", "selinux", "nftables-only"]
     overlay.write_text(re.sub(r"^# (components:|  - ../../components/)", r"\1", text, flags=re.MULTILINE))
-    built = build("overlays/own-configuration", tmp_path / "manifests")
+    built = build("overlays/own-configuration", manifests)
     assert own_configuration(built) == own_configuration(shipped("overlays/own-configuration"))
     (daemon_set,) = (item for item in built if item["kind"] == "DaemonSet")
     pod = daemon_set["spec"]["template"]["spec"]
@@ -220,20 +223,20 @@ def test_components_of_the_own_configuration_overlay_are_enabled_by_removing_the
     assert "xtables-lock" not in {volume["name"] for volume in pod["volumes"]}
 
 
-def with_components(folder: pathlib.Path, *components: str) -> Object:
-    """The pod of the base's DaemonSet, with these kustomize components."""
-    shutil.copytree(MANIFESTS, folder / "manifests")
-    names = "".join(f"  - ../components/{name}\n" for name in components)
-    (folder / "manifests/chosen").mkdir()
-    (folder / "manifests/chosen/kustomization.yaml").write_text(f"resources:\n  - ../base\ncomponents:\n{names}")
-    (daemon_set,) = (item for item in build("chosen", folder / "manifests") if item["kind"] == "DaemonSet")
-    assert errors(daemon_set, model_of(daemon_set), "DaemonSet") == []
-    pod: Object = daemon_set["spec"]["template"]["spec"]
-    return pod
+def base_with(manifests: pathlib.Path, *components: str) -> list[Object]:
+    """The objects of the base with these kustomize components."""
+    (manifests / "chosen").mkdir()
+    names = [f"../components/{name}" for name in components]
+    (manifests / "chosen/kustomization.yaml").write_text(yaml.safe_dump({"resources": ["../base"], "components": names}))
+    built = build("chosen", manifests)
+    assert [error for item in built for error in errors(item, model_of(item), item["kind"])] == []
+    return built
 
 
-def test_each_component_makes_the_change_that_it_is_named_after(tmp_path: pathlib.Path) -> None:
-    pod = with_components(tmp_path, "labelled-nodes", "selinux", "nftables-only")
+def test_each_component_makes_the_change_that_it_is_named_after(manifests: pathlib.Path) -> None:
+    built = base_with(manifests, "labelled-nodes", "selinux", "nftables-only")
+    (daemon_set,) = (item for item in built if item["kind"] == "DaemonSet")
+    pod = daemon_set["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "service-proxy": "ipvsproxy"}
     (container,), (prepare,) = pod["containers"], pod["initContainers"]
     assert container["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
@@ -245,32 +248,26 @@ def test_each_component_makes_the_change_that_it_is_named_after(tmp_path: pathli
 
 
 @pytest.mark.parametrize("folder", [folder for folder in BUILT if folder != "monitoring"])
-def test_one_field_sets_the_image_of_every_container_by_digest(tmp_path: pathlib.Path, folder: str) -> None:
-    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+def test_one_field_sets_the_image_of_every_container_by_digest(manifests: pathlib.Path, folder: str) -> None:
     pinned = f"registry.example.com/ipvsproxy:0.1.0@sha256:{'0' * 64}"
-    with (tmp_path / "manifests/components/image/kustomization.yaml").open("a") as file:
+    with (manifests / "components/image/kustomization.yaml").open("a") as file:
         file.write(f"    newName: registry.example.com/ipvsproxy\n    digest: sha256:{'0' * 64}\n")
-    templates = [item["spec"]["template"]["spec"] for item in build(folder, tmp_path / "manifests") if item["kind"] in RUNS]
+    templates = [item["spec"]["template"]["spec"] for item in build(folder, manifests) if item["kind"] in RUNS]
     images = [one["image"] for pod in templates for one in (*pod.get("initContainers", ()), *pod["containers"])]
     assert set(images) == {pinned}
 
 
-def test_the_role_for_fleet_has_two_rights_in_one_namespace_and_is_bound_to_no_one(tmp_path: pathlib.Path) -> None:
-    shutil.copytree(MANIFESTS, tmp_path / "manifests")
-    (tmp_path / "manifests/chosen").mkdir()
-    (tmp_path / "manifests/chosen/kustomization.yaml").write_text("resources: [../base]\ncomponents: [../components/fleet]\n")
-    (role,) = (item for item in build("chosen", tmp_path / "manifests") if item["metadata"]["name"] == "ipvsproxy-fleet")
-    assert errors(role, model_of(role), "Role") == []
+def test_the_role_for_fleet_has_two_rights_in_one_namespace_and_is_bound_to_no_one(manifests: pathlib.Path) -> None:
+    (role,) = (item for item in base_with(manifests, "fleet") if item["metadata"]["name"] == "ipvsproxy-fleet")
     assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "kube-system")
     assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [(["pods"], ["list"]), (["pods/proxy"], ["get"])]
 
 
 @pytest.mark.parametrize("folder", ["cleanup", "overlays/cleanup-on-all-nodes"])
-def test_the_cleanup_job_accepts_the_component_for_hosts_with_selinux(tmp_path: pathlib.Path, folder: str) -> None:
-    shutil.copytree(MANIFESTS, tmp_path / "manifests")
-    with (tmp_path / "manifests/cleanup/kustomization.yaml").open("a") as file:
+def test_the_cleanup_job_accepts_the_component_for_hosts_with_selinux(manifests: pathlib.Path, folder: str) -> None:
+    with (manifests / "cleanup/kustomization.yaml").open("a") as file:
         file.write("  - ../components/selinux\n")
-    (built,) = build(folder, tmp_path / "manifests")
+    (built,) = build(folder, manifests)
     assert errors(built, model_of(built), built["kind"]) == []
     pod = built["spec"]["template"]["spec"]
     (cleaning,) = (one for one in (*pod.get("initContainers", ()), *pod["containers"]) if "args" in one)
@@ -292,16 +289,15 @@ def test_the_cleanup_of_all_nodes_runs_the_container_of_the_cleanup_job_as_an_in
     assert waiting["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_runbook_url_of_the_alerts_is_a_setting_and_the_dashboard_is_a_config_map(tmp_path: pathlib.Path) -> None:
-    shutil.copytree(MANIFESTS, tmp_path / "manifests")
-    settings = tmp_path / "manifests/monitoring/kustomization.yaml"
+def test_the_runbook_url_of_the_alerts_is_a_setting_and_the_dashboard_is_a_config_map(manifests: pathlib.Path) -> None:
+    settings = manifests / "monitoring/kustomization.yaml"
     before = settings.read_text()
     changed = before.replace(
         "runbook=https://git.example.com/ipvsproxy/docs/runbook.md", "runbook=https://wiki.example.com/on-call"
     )
     assert changed != before
     settings.write_text(changed + "components:\n  - ../components/scraped-as-kube-proxy\n")
-    built = {item["kind"]: item for item in build("monitoring", tmp_path / "manifests")}
+    built = {item["kind"]: item for item in build("monitoring", manifests)}
     rules = [rule for group in built["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]]
     assert rules
     for rule in rules:

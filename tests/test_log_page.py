@@ -116,18 +116,3 @@ def test_every_documented_event_and_key_is_used() -> None:
 
 def test_events_and_keys_are_in_snake_case() -> None:
     assert [name for name in (*EVENTS, *KEYS) if not re.fullmatch(r"[a-z]+(_[a-z]+)*", name)] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "events", "keys"),
-    [
-        ('log.info("a sentence", key=1)', ["a sentence"], {"key"}),
-        ('E = "one"\nself._log_limited(log.error, E, **about)\nabout = {"x": 1}\nabout["y"] = 2', ["one"], {"x", "y"}),
-        ('structlog.get_logger().log(level, "b", **({"z": 1} if on else {}))', ["b"], {"z"}),
-        ("log.warning(event, **keys)", [], set()),
-    ],
-)
-def test_log_calls_are_read_from_source_code(text: str, events: list[str], keys: set[str]) -> None:
-    module = Module(text)
-    (call,) = module.calls()
-    assert (module.events(call), module.keys(call)) == (events, keys)

@@ -34,6 +34,11 @@ GET_SERVICE, GET_DESTINATIONS = 4, 8
 keys = st.sampled_from(KEYS)
 
 
+def nested(kind: int, *fields: tuple[int, bytes]) -> bytes:
+    """An attribute that contains attributes."""
+    return fake_netlink.attribute(kind, b"".join(fake_netlink.attribute(*field) for field in fields))
+
+
 class Kernel:
     """One table that both interfaces show. The table of a family in ``failing`` cannot be read."""
 
@@ -79,7 +84,8 @@ class Kernel:
     def _services(self) -> Iterator[bytes]:
         for key in (*self.older.content, *self.newer):
             family = key.address.family
-            fields = (
+            yield nested(
+                1,
                 (1, struct.pack("=H", family)),
                 (2, struct.pack("=H", key.protocol)),
                 (3, bytes(key.address).ljust(16, b"\0")),
@@ -89,7 +95,6 @@ class Kernel:
                 (8, bytes(4)),
                 (9, struct.pack("=I", 128) if family is Family.IPV6 else b"\xff" * 4),
             )
-            yield fake_netlink.attribute(1, b"".join(fake_netlink.attribute(*field) for field in fields))
 
     def _destinations(self, payload: bytes) -> Iterator[bytes]:
         service = message.attributes(payload, *message.attributes(payload, 4, len(payload))[1])
@@ -98,13 +103,13 @@ class Kernel:
             if key.address == address:
                 for server, (method, weight) in servers.items():
                     numbers = ((3, method), (4, weight), (5, 0), (6, 0), (7, 0), (8, 0))
-                    fields = (
+                    yield nested(
+                        2,
                         (11, struct.pack("=H", Family.IPV6)),
                         (1, bytes(server.address)),
                         (2, server.port.to_bytes(2, "big")),
+                        *((number, struct.pack("=I", value)) for number, value in numbers),
                     )
-                    packed = (*fields, *((number, struct.pack("=I", value)) for number, value in numbers))
-                    yield fake_netlink.attribute(2, b"".join(fake_netlink.attribute(*field) for field in packed))
 
 
 class AnyHistory(stateful.RuleBasedStateMachine):

@@ -3,18 +3,25 @@
 import itertools
 import pathlib
 import re
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ipvsproxy.config import catalogue
+import ipvsproxy.kernel
+from ipvsproxy.commands.doctor import OLDEST
+from ipvsproxy.config import catalogue, validate
 from ipvsproxy.config.option import Likeness
 from ipvsproxy.daemon.http.paths import SHOWN_PATHS
 from ipvsproxy.daemon.metrics.series import ALL
+from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.translate import translation_settings
+from ipvsproxy.translate.translation_settings import ConntrackChoices
 from tests.support import golden_fixtures, reference_pages
 from tests.test_monitoring import our_page
 
 PROCESS = ("process_", "python_")
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
+COMPATIBILITY = (DOCS / "compatibility.md").read_text()
 
 
 @pytest.mark.parametrize("name", reference_pages.PAGES)
@@ -24,7 +31,7 @@ async def test_each_page_in_docs_has_the_tables_that_the_script_generates(name: 
 
 
 def test_the_compatibility_page_has_every_flag_and_every_endpoint_and_explains_every_status() -> None:
-    text = (DOCS / "compatibility.md").read_text()
+    text = COMPATIBILITY
     flags = [option.flag for options in catalogue.OPTIONS.values() for option in options if option.flag]
     assert [flag for flag in flags if f"-{flag}` |" not in text] == []
     assert [path for path in SHOWN_PATHS if f" | `{path}` | " not in text] == []
@@ -32,7 +39,7 @@ def test_the_compatibility_page_has_every_flag_and_every_endpoint_and_explains_e
 
 
 def test_each_change_of_kubernetes_names_a_test_that_exists() -> None:
-    section = (DOCS / "compatibility.md").read_text().partition("\n## Kubernetes ")[2].partition("\n## ")[0]
+    section = COMPATIBILITY.partition("\n## Kubernetes ")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
     names = [re.findall(r"`(tests/[^`]+)`", row[3]) for row in rows]
     untested = [row[1] for row, found in zip(rows, names, strict=True) if not found]
@@ -50,13 +57,6 @@ def test_the_metrics_page_has_every_recorded_series_of_kube_proxy() -> None:
     assert [name for name in {series.partition("{")[0] for series in recorded} if f"`{name}`" not in text] == []
 
 
-async def test_every_series_has_a_description_and_a_histogram_does_not_list_its_bounds_as_a_label() -> None:
-    listed = {one.name: one for one in reference_pages.series(await our_page())}
-    assert all(one.meaning for one in listed.values())
-    assert listed["kubeproxy_sync_proxy_rules_duration_seconds"].labels == ("ip_family",)
-    assert listed["ipvsproxy_service_bytes_total"].labels == ("direction", "namespace", "port", "protocol", "service")
-
-
 async def test_metrics_are_served_with_the_declared_names_types_and_labels() -> None:
     declared = {one.name: one for one in reference_pages.declared()}
     shown = {one.name: one for one in reference_pages.series(await our_page()) if not one.name.startswith(PROCESS)}
@@ -65,3 +65,85 @@ async def test_metrics_are_served_with_the_declared_names_types_and_labels() -> 
     for name, one in shown.items():
         assert one == declared[name]._replace(labels=one.labels)
         assert one.labels in (declared[name].labels, ()), "a metric without series has no labels"
+        assert one.meaning
+
+
+# The section "Kernels" of docs/compatibility.md names every kernel feature that the drivers use, and its two tables agree.
+
+KERNELS, YOUNG, BASIC = (
+    [line.strip("| ").split(" | ") for line in lines.splitlines()[2:]]
+    for lines in re.findall(r"((?:^\|.*\n)+)", COMPATIBILITY.partition("\n## Kernels\n")[2], re.MULTILINE)
+)
+"""The rows of the tables: kernels, and features with eight cells each."""
+ATTRIBUTE = re.compile(r'"((?:IPVS_(?:SVC|DEST)|IPSET|CTA|RTA|IFLA|IFA|CTRL)_[A-Z0-9_]+)"')
+"""The names of attributes by which pyroute2 encodes them. ``CTRL_ATTR`` is generic netlink's own."""
+UNUSED = {"IPVS_CMD_ATTR_UNSPEC", "IPVS_CMD_ATTR_DAEMON"}
+"""Unused attributes that only keep the numbers of other attributes in place."""
+NUMBER = re.compile(r"\b((?:IPVS_CMD|NFTA|NFT_MSG|NFNLGRP)_[A-Z0-9_]*[A-Z0-9])\b")
+"""The names of numbers: commands of IPVS, and what is encoded here for nf_tables."""
+
+
+def parts(row: Sequence[str]) -> Iterator[str]:
+    """The names in the third cell of a row of the table of kernel features.
+
+    ``_NAME`` abbreviates a name with the same beginning as the name before it.
+    """
+    beginning = ""
+    for name in re.findall(r"`([^`]+)`", row[2]):
+        whole = beginning + name if name.startswith("_") else name
+        found = re.fullmatch(r"(\w+_ATTR|IPVS_CMD|NFT_MSG|NFTA_[A-Z]+)(_\w+)", whole)
+        beginning = found[1] if found else ""
+        yield whole
+
+
+PARTS = {part for row in (*YOUNG, *BASIC) for part in parts(row)}
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.match(r"[\d.]+", text)[0].split(".")))  # type: ignore[index]
+
+
+def test_each_row_names_its_source_and_the_consequence_if_the_feature_is_missing() -> None:
+    assert len(YOUNG) == 10
+    for row in (*YOUNG, *BASIC):
+        assert len([cell for cell in row if cell.strip()]) == 8, row[0]
+        assert row[7].startswith(("fall-back: ", "refused: ")), row[0]
+
+
+def test_the_table_of_kernels_agrees_with_the_kernel_version_of_each_feature() -> None:
+    versions = [version(kernel) for kernel, *_ in KERNELS]
+    assert versions == sorted(versions)
+    assert versions[0] == OLDEST
+    for kernel, *cells in KERNELS:
+        has = ["yes" if version(row[4]) <= version(kernel) else row[7].partition(":")[0] for row in YOUNG]
+        assert cells == has, kernel
+    assert all(version(row[4]) <= OLDEST for row in BASIC)
+
+
+def test_every_netlink_attribute_that_a_driver_uses_is_in_the_table() -> None:
+    (folder,) = ipvsproxy.kernel.__path__
+    named = {
+        name
+        for file in pathlib.Path(folder).rglob("*.py")
+        for one in (ATTRIBUTE, NUMBER)
+        for name in one.findall(file.read_text())
+    }
+    assert named >= {"IPVS_SVC_ATTR_AF", "IPSET_ATTR_ADT", "CTA_FILTER", "RTA_DST", "IFA_LOCAL", "IPVS_CMD_NEW_DEST"}
+    assert named >= {"NFTA_SET_KEY_LEN", "NFT_MSG_NEWRULE", "NFNLGRP_NFTABLES"}
+    assert sorted(named - PARTS - UNUSED) == []
+
+
+def test_every_kernel_setting_that_is_written_is_in_the_table() -> None:
+    choices = ConntrackChoices(
+        max_per_core=1,
+        tcp_established_timeout_s=1,
+        tcp_close_wait_timeout_s=1,
+        tcp_be_liberal=True,
+        udp_timeout_s=1,
+        udp_stream_timeout_s=1,
+    )
+    written = (*translation_settings.ipvs_sysctls((5, 4), strict_arp=True), *translation_settings.conntrack_sysctls(choices, 4))
+    chosen = tuple(Sysctl(f"net/ipv4/vs/{name}", "0") for name in validate.IPVS_SYSCTLS)
+    paths = {one.path if one.path.startswith("/") else one.path.replace("/", ".") for one in (*written, *chosen)}
+    assert len(paths) == 18
+    assert sorted(paths - PARTS) == []

@@ -139,16 +139,3 @@ async def test_if_all_phases_are_delivered_at_once_the_state_of_the_last_phase_i
         await node.quiet()
         assert_in_force(node, states[-1].values())
         assert len(node.watcher.summaries) == 1
-
-
-def test_the_states_of_a_scenario_differ_and_program_kernel_objects() -> None:
-    for path in SCENARIOS:
-        states = read_states(path)
-        assert len(states) >= 3
-        assert all(transition(before, after) for before, after in itertools.pairwise(states)), path
-        contents = []
-        for state in states:
-            store = Store(started_s=0)
-            store.deliver(state.values(), 0)
-            contents.append(memory_node.from_scratch(store, SETTINGS, memory_node.new_kernel()))
-        assert len([one for number, one in enumerate(contents) if one not in contents[:number]]) >= 3, path
