@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import hypothesis
 import pytest
 
-from tests.support import forked, old_kernel, patience
+from tests.support import forked, lab, old_kernel, patience
 from tests.support.program import OLD_KERNEL
 
 # Hypothesis has no deadline here, because the duration of an example, and of its choice, depends more on the load of the machine
@@ -62,6 +62,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.geteuid() != 0 or not pathlib.Path("/proc/net/ip_vs").exists():
         _refuse("needs root and a kernel with ip_vs: scripts/kernel .venv/bin/pytest -m kernel")
     forked.prepare()  # started before a fixture moves this thread to another network namespace
+
+
+@pytest.fixture(scope="module")
+def laboratory() -> Iterator[lab.Lab]:
+    """The lab of a module of packet tests."""
+    with lab.Lab() as laboratory:
+        yield laboratory
 
 
 @pytest.fixture

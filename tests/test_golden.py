@@ -21,6 +21,7 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.sets import IpSet, SetKind
 from tests.packets.test_scopes import API
 from tests.support import cluster, golden_fixtures, golden_http, golden_state, lab, patience, program, scope_rows
+from tests.support.programs import make_program
 
 pytestmark = [pytest.mark.kernel]
 
@@ -61,10 +62,9 @@ _QUESTION = frozenset({"from", "port", "proto", "scenario", "src", "to"})
 
 
 @pytest.fixture(scope="module", name="node")
-def _node() -> Iterator[lab.Lab]:
-    with lab.Lab() as node:
-        yield node
-        golden_state.clear_state()
+def _node(laboratory: lab.Lab) -> Iterator[lab.Lab]:
+    yield laboratory
+    golden_state.clear_state()
 
 
 @pytest.fixture(scope="module", name="observed")
@@ -101,9 +101,7 @@ def _programs_that_fail(directory: Path) -> str:
     directory.mkdir()
     for variant in ("", "-legacy", "-nft"):
         for verb in ("", "-save", "-restore"):
-            path = directory / f"ip6tables{variant}{verb}"
-            path.write_text("#!/bin/sh\necho 'ip6tables: not on this machine' >&2\nexit 3\n")
-            path.chmod(0o755)
+            make_program(directory, f"ip6tables{variant}{verb}", "echo 'ip6tables: not on this machine' >&2\nexit 3")
     return str(directory)
 
 

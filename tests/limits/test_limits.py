@@ -10,8 +10,6 @@ import os
 import resource
 import signal
 import socket
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,13 +17,13 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from tests.support import cluster, lab, patience
+from tests.support import cluster, harm, lab, patience
 from tests.support.cluster import Cluster, service
+from tests.support.own_pages import ANSWERED_WITHIN_S, health_status, metrics
 
 pytestmark = [pytest.mark.kernel]
 
 WITHIN_S = patience.seconds(90.0)
-ANSWERED_WITHIN_S = patience.seconds(60.0)
 STOPPED_WITHIN_S = patience.seconds(60.0)
 """These bounds tell an answer from none on a busy machine; how fast the program is on an idle one, scripts/bench tells."""
 DESCRIPTORS = 256
@@ -55,10 +53,9 @@ runpy.run_module('ipvsproxy', run_name='__main__')""",
 Limit = Callable[[Cluster, Path], contextlib.AbstractContextManager[None]]
 
 
-@contextlib.contextmanager
-def _nothing(_running: Cluster, _directory: Path) -> Iterator[None]:
+def _nothing(_running: Cluster, _directory: Path) -> contextlib.AbstractContextManager[None]:
     """Add no limit, because the program was started with a log pipe that no process reads."""
-    yield
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -67,11 +64,11 @@ def _descriptors(running: Cluster, _directory: Path) -> Iterator[None]:
 
     All HTTP pages are still served, and flushed rules and sets are restored.
     """
-    assert _gauge("ipvsproxy_health_check_ports_unopened") > 0
+    assert metrics()["ipvsproxy_health_check_ports_unopened"] > 0
     _flush(running)
-    _wait(running, lambda: _has_rules(running))
-    assert _status("healthz") == 200
-    assert _gauge("process_max_fds") == DESCRIPTORS
+    running.wait_until(lambda: _has_rules(running), "restored", WITHIN_S)
+    assert health_status() == 200
+    assert metrics()["process_max_fds"] == DESCRIPTORS
     yield
 
 
@@ -88,7 +85,7 @@ def _connections(running: Cluster, _directory: Path) -> Iterator[None]:
             if number >= hard - 200:
                 break
         _flush(running)
-        _wait(running, lambda: _has_rules(running))
+        running.wait_until(lambda: _has_rules(running), "restored", WITHIN_S)
         yield
     assert running.program.is_alive
 
@@ -134,12 +131,6 @@ def _memory(running: Cluster, directory: Path) -> contextlib.AbstractContextMana
     return _control_group(running, directory, "memory.max", lambda _: 8 << 20)
 
 
-@pytest.fixture(scope="module", name="laboratory")
-def _laboratory() -> Iterator[lab.Lab]:
-    with lab.Lab() as laboratory:
-        yield laboratory
-
-
 @contextlib.contextmanager
 def _working_node(laboratory: lab.Lab, directory: Path, starter: tuple[str, ...], *flags: str) -> Iterator[Cluster]:
     """A node whose Services are served. The log of the program is on a separate disk."""
@@ -155,7 +146,8 @@ def _working_node(laboratory: lab.Lab, directory: Path, starter: tuple[str, ...]
         running.objects = [*service("web-200", 200, "p1"), *(one for objects in many for one in objects)]
         running.begin("-v=4", *flags)
         leaving.callback(running.__exit__, None, None, None)
-        _wait(running, lambda: all(map(_listens, PORTS)) and _status("healthz") == 200 and _served(running, 200, "p1"))
+        running.wait_until(lambda: all(map(_listens, PORTS)) and health_status() == 200, "healthy", WITHIN_S)
+        running.wait_until(lambda: _served(running, 200, "p1"), "served", WITHIN_S)
         yield running
 
 
@@ -179,12 +171,12 @@ def test_a_node_at_a_limit_still_serves_traffic_applies_changes_answers_requests
         for number, limit in zip(range(200, 240, 10), limits, strict=False):
             running.objects = [*service(f"web-{number}", number, "p1"), *usual]
             running.show()
-            _wait(running, functools.partial(_served, running, number, "p1"))
+            running.wait_until(functools.partial(_served, running, number, "p1"), "served", WITHIN_S)
             with limit(running, tmp_path):
                 with running.lab.load(
                     "p2", "TCP", cluster.address(f"cluster {number}", Family.IPV4), 80, interval_s=0.1
                 ) as loads:
-                    _change(running, lambda: _status("livez"), number)
+                    _change(running, lambda: health_status("livez"), number)
                 assert loads[0].failed == 0, loads[0]
         _stop(running)
 
@@ -238,26 +230,20 @@ def _change(running: Cluster, answer: Callable[[], int], number: int = 200) -> N
     changed = (*service(f"web-{number}", number, "p1", "r1"), *service(f"new-{number}", number + 1, "r1"))
     running.objects = [*changed, *running.objects[3:]]
     running.show()
-    _wait(running, is_in_force)
+    running.wait_until(is_in_force, "changed", WITHIN_S)
     running.lab.run("node", "ipvsadm", "-D", "-t", f"{cluster.address(f'cluster {number + 1}', Family.IPV4)}:80")
-    _wait(running, is_in_force)
+    running.wait_until(is_in_force, "restored", WITHIN_S)
 
 
 def _stop(running: Cluster) -> None:
-    began_s = time.monotonic()
     os.kill(running.program.process_id, signal.SIGTERM)
-    running.program.wait_for_end(WITHIN_S)
-    assert time.monotonic() - began_s < STOPPED_WITHIN_S
+    running.program.wait_for_end(STOPPED_WITHIN_S)
 
 
 def _flush(running: Cluster) -> None:
     """Flush one of our chains and one of our sets."""
-    if cluster.BACKEND is Backend.NFTABLES:
-        running.lab.run("node", "nft", "flush", "chain", "inet", "ipvsproxy", "IPv4-nat-KUBE-SERVICES")
-        running.lab.run("node", "nft", "flush", "set", "inet", "ipvsproxy", "KUBE-CLUSTER-IP")
-    else:
-        running.lab.run("node", "iptables", "-t", "nat", "-F", "KUBE-SERVICES")
-        running.lab.run("node", "ipset", "flush", "KUBE-CLUSTER-IP")
+    running.lab.run("node", *harm.flush_chain("nat", "KUBE-SERVICES"))
+    running.lab.run("node", *harm.flush_set("KUBE-CLUSTER-IP"))
     assert not _has_rules(running)
 
 
@@ -294,26 +280,3 @@ def _served(running: Cluster, number: int, *pods: str) -> bool:
 def _listens(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _status(page: str) -> int:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:10256/{page}", timeout=ANSWERED_WITHIN_S) as answer:
-            return int(answer.status)
-    except OSError:
-        return 0
-
-
-def _gauge(name: str) -> float:
-    """A value on ``/metrics``."""
-    with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=ANSWERED_WITHIN_S) as answer:
-        lines = answer.read().decode().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
-
-
-def _wait(running: Cluster, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not reached():
-        assert running.program.is_alive, running.program.log_tail()
-        assert time.monotonic() < deadline, running.program.log_tail()
-        time.sleep(0.2)

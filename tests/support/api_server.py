@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import json
 import pathlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import NamedTuple, Self
@@ -127,6 +128,11 @@ class ApiServer:
         await site.start()
         bound = self._runner.addresses[0][1]
         self.url = f"{'https' if context else 'http'}://127.0.0.1:{bound}"
+
+    async def listen_on(self, listening: socket.socket) -> None:
+        """Answer on this socket, too."""
+        assert self._runner
+        await web.SockSite(self._runner, listening).start()
 
     async def close(self) -> None:
         """Stop listening and drop all connections; from now on ``url`` refuses connections."""
