@@ -1,12 +1,12 @@
-"""The lab or the three nodes of a test module, and both bindings of Service addresses, which must give the same results."""
+"""The program or the three nodes of a test module, and both bindings of addresses, which must give the same results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from ipvsproxy.translate.translation_settings import Binding
 from tests.packets import questions, three_nodes
-from tests.support import lab
+from tests.support import cluster, lab
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,14 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_repetition(item: pytest.Item) -> bool:
     match getattr(getattr(item, "callspec", None), "params", None):
         case {"question": questions.Question() as question, "binding": Binding() as binding}:
-            return not questions.of_binding([question], binding)
+            return not question.is_of(binding)
     return False
-
-
-@pytest.fixture(scope="module", name="laboratory")
-def _laboratory() -> Iterator[lab.Lab]:
-    with lab.Lab() as laboratory:
-        yield laboratory
 
 
 @pytest.fixture(scope="module", params=Binding, ids=str)
@@ -39,3 +33,23 @@ def _three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Three nodes, started with direct return and with the ``FLAGS`` of the module."""
     with three_nodes.running(tmp_path_factory.mktemp("direct"), *request.module.FLAGS) as running:
         yield running
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(
+    request: pytest.FixtureRequest, laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding
+) -> Iterator[cluster.Cluster]:
+    """One run of the program for the module, with this binding and with the ``FLAGS`` of the module."""
+    flags = getattr(request.module, "FLAGS", ())
+    with cluster.Cluster(laboratory, tmp_path_factory.mktemp("running"), *flags, f"--ipvs-vip-binding={binding}") as running:
+        yield running
+
+
+@pytest.fixture(scope="module", name="answers")
+def _answers(
+    request: pytest.FixtureRequest, running: cluster.Cluster, binding: Binding
+) -> Mapping[questions.Question, lab.Result]:
+    """The results of the chosen ``QUESTIONS`` of the module."""
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
+    asked = {item.callspec.params.get("question") for item in tests if hasattr(item, "callspec")}
+    return questions.ask(running.lab, [one for one in request.module.QUESTIONS if one in asked and one.is_of(binding)])

@@ -1,4 +1,4 @@
-"""The mark of tests that keep rules and sets in nftables."""
+"""The mark of tests that keep rules and sets in nftables, and the table with them."""
 
 import contextlib
 
@@ -6,6 +6,7 @@ import pytest
 
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.model.net import Family
+from tests.support import lab
 
 
 def is_missing() -> bool:
@@ -15,3 +16,11 @@ def is_missing() -> bool:
 
 
 NEEDS_NF_TABLES = pytest.mark.skipif(is_missing(), reason="this kernel has no nf_tables for IPv4")
+
+
+def own_table(laboratory: lab.Lab) -> list[str]:
+    """Our table without handles, sorted independently of the order of set elements; empty if there is no table."""
+    if "table inet ipvsproxy" not in laboratory.run("node", "nft", "list", "tables").splitlines():
+        return []
+    text = laboratory.run("node", "nft", "list", "table", "inet", "ipvsproxy")
+    return sorted(word for line in text.splitlines() for word in line.strip().split(", "))

@@ -13,25 +13,6 @@ ATTEMPTS = 4
 """Enough for each of two endpoints to be chosen: the scheduler takes turns."""
 MASQUERADED = "bridge node"
 """The sources that a pod on this node and one on the other see of a masqueraded client."""
-EVERY_KIND = {
-    "a pod keeps its address on the way to a cluster IP",
-    "the node itself is masqueraded",
-    "a pod reaches itself through its Service",
-    "a node port leads to all nodes",
-    "an external IP leads to all nodes",
-    "a load balancer's IP leads to all nodes",
-    "a local load balancer stays here and keeps the client's address",
-    "a local load balancer keeps pods here, too",
-    "internal traffic stays here",
-    "a client in the source ranges is served",
-    "a client outside the source ranges is dropped",
-    "a cluster IP without endpoints refuses",
-    "a node port without endpoints refuses",
-    "the host's ssh is not on a cluster IP",
-    "the host's ssh is not on an external IP",
-    "the host's ssh is not on a load balancer's IP",
-}
-"""Rows of ``test_services.py`` that are also asked with local routes, and on Debian's kernel each time."""
 
 
 class Row(NamedTuple):
@@ -48,6 +29,8 @@ class Row(NamedTuple):
     backends: str = ""
     sources: str = ""
     protocols: tuple[str, ...] = ("TCP", "UDP", "SCTP")
+    is_of_every_kind: bool = False
+    """Whether the row is also asked with local routes, and on Debian's kernel each time."""
 
 
 class Question(NamedTuple):
@@ -59,6 +42,13 @@ class Question(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.row.about}: {self.protocol} {self.family.label}"
+
+    def is_of(self, binding: Binding) -> bool:
+        """Whether this request is sent with this binding.
+
+        Local routes are tested with some rows, over TCP only, because an address becomes local for all protocols alike.
+        """
+        return binding is not Binding.ROUTES or (self.protocol == "TCP" and self.row.is_of_every_kind)
 
     @property
     def probe(self) -> lab.Probe:
@@ -88,14 +78,6 @@ class Question(NamedTuple):
 def questions(rows: Iterable[Row]) -> list[Question]:
     """All requests of a table, for every protocol and family."""
     return [Question(row, protocol, family) for row, family in itertools.product(rows, Family) for protocol in row.protocols]
-
-
-def of_binding(asked: Iterable[Question], binding: Binding | None) -> list[Question]:
-    """The requests that are sent with this binding.
-
-    Local routes are tested with some rows, over TCP only, because an address becomes local for all protocols alike.
-    """
-    return [one for one in asked if binding is not Binding.ROUTES or (one.protocol == "TCP" and one.row.about in EVERY_KIND)]
 
 
 def ask(laboratory: lab.Lab, asked: Sequence[Question]) -> Mapping[Question, lab.Result]:

@@ -8,13 +8,18 @@ from pathlib import Path
 from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from tests.support import cluster, lab
+from tests.support import cluster, golden_state, lab
 from tests.support.cluster import Cluster
 
 HELD = (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
 """The clients that hold a TCP connection, and to which address, in each family."""
 Client = tuple[str, str, str, Family]
 """The clients that send requests, with protocol, address and family."""
+
+
+def clients(*pairs: tuple[str, str]) -> list[Client]:
+    """Each of these clients with its address, over TCP and UDP and over both families."""
+    return [(from_, protocol, to, family) for from_, to in pairs for protocol in ("TCP", "UDP") for family in Family]
 
 
 def configure(path: Path, **ours: object) -> None:
@@ -35,13 +40,21 @@ def configure(path: Path, **ours: object) -> None:
     draft.rename(path)
 
 
-def holds(laboratory: lab.Lab, backend: Backend) -> bool:
-    """Whether this backend has our rules and sets, and the other backend has none of our objects."""
-    chains = "".join(laboratory.run("node", f"{program}-save") for program in ("iptables", "ip6tables"))
+def holds(laboratory: lab.Lab, backend: Backend, variant: str = "") -> bool:
+    """Whether this backend has our rules and sets, and the other backend has none of our objects.
+
+    ``variant`` is the ending of the iptables programs that list the rules, such as "-legacy".
+    """
+    chains = "".join(laboratory.run("node", f"{program}{variant}-save") for program in ("iptables", "ip6tables"))
     sets = laboratory.run("node", "ipset", "list", "-name")
     in_iptables = (":KUBE-SERVICES" in chains, "KUBE-CLUSTER-IP" in sets)
     wanted = backend is Backend.IPTABLES
     return in_iptables == (wanted, wanted) and nft_tables.has_own_table() is not wanted
+
+
+def iptables_is_empty() -> bool:
+    """Whether iptables has no chain, and ipset no set, that belongs to kube-proxy or to us."""
+    return not any(golden_state.read_state(("ipsets", "iptables")).values())
 
 
 REFUSED_WITHIN_S = 0.25
@@ -54,21 +67,12 @@ def refusing_always(running: Cluster, clients: Sequence[tuple[str, str, int, Fam
 
     Each client is a tuple: the name of its outside address, the TCP address and port of the server, and the family.
     """
+    load = []
     with contextlib.ExitStack() as loads:
-        load = [
-            loads.enter_context(
-                running.lab.load(
-                    "client",
-                    "TCP",
-                    cluster.address(to, family),
-                    port,
-                    src=cluster.address(name, family),
-                    interval_s=0.02,
-                    timeout_s=REFUSED_WITHIN_S,
-                )
-            )
-            for name, to, port, family in clients
-        ]
+        for name, to, port, family in clients:
+            target, source = cluster.address(to, family), cluster.address(name, family)
+            sending = running.lab.load("client", "TCP", target, port, src=source, interval_s=0.02, timeout_s=REFUSED_WITHIN_S)
+            load.append(loads.enter_context(sending))
         yield
     answered = {client: one.outcomes for client, (one,) in zip(clients, load, strict=True) if "ok" in one.outcomes}
     assert answered == {}

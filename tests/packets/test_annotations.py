@@ -6,28 +6,22 @@ separate outside address.
 
 import collections
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
-from ipvsproxy.model.net import Family
-from tests.packets.bindings import each_family, mainly_ipv4, mainly_ipv6
+from ipvsproxy.model.net import Family, host_port, parse_address
+from tests.packets.bindings import each_family, mainly_ipv4, mainly_ipv6, with_addresses
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service, slices
 
-pytestmark = [pytest.mark.kernel]
+pytestmark = [pytest.mark.kernel, with_addresses]
 
 PODS = ("p1", "p2", "r1", "r2")
 TCP = ("TCP",)
 CLIENTS = 24
 FULL_WEIGHT = 100
 """The weight of an endpoint after its slow start."""
-
-
-@pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path_factory.mktemp("annotations")) as running:
-        yield running
 
 
 def _web(*endpoints: str, **annotations: str) -> list[Manifest]:
@@ -127,7 +121,7 @@ def test_connections_survive_a_change_of_the_scheduler_under_load(running: Clust
     running.have(_web(*PODS))
     to = cluster.address("cluster 1", family)
     kept = running.lab.open("p2", "TCP", to, 80)
-    before = _identity(running, to)
+    before = scheduled(running, to)
     with running.lab.load("p2", "TCP", to, 80, interval_s=0.005) as loads:
         for scheduler in ("wrr", "mh", "lc", "sh", "rr"):
             running.have(_web(*PODS, scheduler=scheduler))
@@ -141,14 +135,17 @@ def test_connections_survive_a_change_of_the_scheduler_under_load(running: Clust
     assert load.outcomes.get("refused", 0) < load.outcomes["ok"] / 10
     assert kept.ask() == kept.backend
     kept.close()
-    assert _identity(running, to) >= before  # the counters of a virtual server start at 0 when it is added again
+    assert scheduled(running, to) >= before  # the counters of a virtual server start at 0 when it is added again
 
 
-def _identity(running: Cluster, address: str) -> int:
-    """The number of connections that the virtual server has scheduled since it was added to the kernel."""
+def scheduled(running: Cluster, address: str) -> int:
+    """The number of connections that the virtual server has scheduled since it was added to the kernel.
+
+    The kernel updates the number every two seconds.
+    """
     listing = running.lab.run("node", "ipvsadm", "-Ln", "--stats", "--exact")
-    shown = f"[{address}]:80" if ":" in address else f"{address}:80"
-    return next(int(line.split()[2]) for line in listing.splitlines() if line.startswith("TCP") and line.split()[1] == shown)
+    shown = host_port(parse_address(address), 80)
+    return next(int(line.split()[2]) for line in listing.splitlines() if line.startswith(f"TCP  {shown} "))
 
 
 @pytest.mark.parametrize("scheduler", [pytest.param("sh", marks=patience.THOROUGH), "mh"])

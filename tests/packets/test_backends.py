@@ -1,36 +1,39 @@
-"""Rules in nftables: a switch under load, removal by other programs, inspection, clean-up.
+"""Rules in nftables: a switch under load, removal by other programs, inspection, clean-up, and the transactions of a sync.
 
 All other packet tests run with nftables, too: see docs/testing.md.
 """
 
+import contextlib
 import functools
 import itertools
 import json
-import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyroute2.netlink import NETLINK_NETFILTER
 
+from ipvsproxy.kernel import backends
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.base import nft_message as nft
+from ipvsproxy.kernel.nftables import nft_tables
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from tests.packets.nf_tables import NEEDS_NF_TABLES
-from tests.packets.switching import configure, holds, losing_nothing, refusing_always
+from tests.packets.nf_tables import NEEDS_NF_TABLES, own_table
+from tests.packets.switching import HELD, clients, configure, holds, losing_nothing, refusing_always
+from tests.packets.test_scope_changes import differences
 from tests.packets.test_scopes import API
-from tests.support import cluster, lab, patience, program, unpolled_program
-from tests.support.cluster import Cluster, service
+from tests.support import cluster, golden_state, harm, lab, unpolled_program
+from tests.support.cluster import Cluster, Manifest, service
 
-pytestmark = [
-    pytest.mark.kernel,
-    NEEDS_NF_TABLES,
-]
+pytestmark = [pytest.mark.kernel, NEEDS_NF_TABLES]
 
-HEALED_WITHIN_S = patience.seconds(90.0)
+RANGES = ["172.18.0.50/32", "fc00:f853:ccd::50/128"]
 SERVICES = [
     service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001),
     service("local", 2, "p1", "r1", balancer=True, node_port=30002, externalTrafficPolicy="Local"),
-    service("ranges", 3, "p1", balancer=True, loadBalancerSourceRanges=["172.18.0.50/32", "fc00:f853:ccd::50/128"]),
+    service("ranges", 3, "p1", balancer=True, loadBalancerSourceRanges=RANGES),
 ]
 REFUSED = [
     (name, to, port, family)
@@ -41,25 +44,7 @@ REFUSED = [
     )
     for family in Family
 ]
-CLIENTS = [
-    (from_, protocol, to, family)
-    for from_, to in (
-        ("client", "balancer 1"),
-        ("p2", "cluster 1"),
-        ("host", "cluster 1"),
-        ("p1", "cluster 1"),
-        ("client", "balancer 2"),
-    )
-    for protocol in ("TCP", "UDP")
-    for family in Family
-]
-
-
-def wait_until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + HEALED_WITHIN_S
-    while not reached():
-        assert time.monotonic() < deadline, f"not {what} within {HEALED_WITHIN_S} s"
-        time.sleep(0.2)
+CLIENTS = clients(*HELD, ("p1", "cluster 1"), ("client", "balancer 2"))
 
 
 def _has_logged(running: Cluster, pattern: str, count: int) -> bool:
@@ -77,13 +62,13 @@ def test_a_switch_of_backends_disturbs_no_allowed_client_and_admits_no_excluded_
             ways = (Backend.IPTABLES, Backend.NFTABLES, Backend.IPTABLES, Backend.NFTABLES)
             for count, (former, backend) in enumerate(itertools.pairwise(ways), 1):
                 configure(path, rulesBackend=backend)
-                wait_until(functools.partial(_has_logged, running, "event=restart_needed.*rulesBackend", count), "told")
+                running.wait_until(functools.partial(_has_logged, running, "event=restart_needed.*rulesBackend", count), "told")
                 assert holds(laboratory, former)
                 running.program.__exit__(None, None, None)
                 running.start()
-                wait_until(functools.partial(holds, laboratory, backend), f"switched to {backend}")
+                running.wait_until(functools.partial(holds, laboratory, backend), f"switched to {backend}")
                 check_held()
-                assert json.loads(verify(running).output)["differences"] == []
+                assert differences(running) == []
         assert running.logged("event=drift") == [], "a switch is no drift"
 
 
@@ -99,7 +84,7 @@ def test_a_start_with_the_other_backend_recognises_the_virtual_servers_of_a_kill
         running.program.kill()
         running.objects = [*SERVICES[1], *SERVICES[2]]
         running.start(f"--rules-backend={new}")
-        wait_until(functools.partial(holds, laboratory, new), f"switched to {new}")
+        running.wait_until(functools.partial(holds, laboratory, new), f"switched to {new}")
         assert running.logged("event=sets_inherited")
         gone = {cluster.address(f"{kind} 1", family) for kind in ("cluster", "balancer", "external") for family in Family}
         assert set(running.virtual_servers()) == {
@@ -108,7 +93,7 @@ def test_a_start_with_the_other_backend_recognises_the_virtual_servers_of_a_kill
 
 
 @pytest.mark.parametrize(
-    "harm",
+    "command",
     [
         pytest.param("delete table inet ipvsproxy", marks=pytest.mark.distribution),
         "flush chain inet ipvsproxy IPv4-nat-KUBE-SERVICES",
@@ -118,40 +103,31 @@ def test_a_start_with_the_other_backend_recognises_the_virtual_servers_of_a_kill
     ],
 )
 def test_drift_caused_by_other_programs_is_repaired_after_the_notification_alone(
-    laboratory: lab.Lab, tmp_path: Path, harm: str
+    laboratory: lab.Lab, tmp_path: Path, command: str
 ) -> None:
     """No audit and no poll happens during this test."""
     flags = ("--rules-backend=nftables", "--ipvs-sync-period=1h", "--ipvs-drift-check-interval=1h")
     with Cluster(laboratory, tmp_path, *flags, starter=unpolled_program.STARTER) as running:
         running.have(*SERVICES)
-        assert json.loads(verify(running).output)["differences"] == []
-        before, found = listed(), len(running.logged("event=drift_found"))
-        laboratory.run("node", "nft", *harm.split())
-        wait_until(lambda: len(running.logged("event=drift_found")) > found and listed() == before, "found and healed")
-        assert json.loads(verify(running).output)["differences"] == []
+        assert differences(running) == []
+        before, found = own_table(laboratory), len(running.logged("event=drift_found"))
+        laboratory.run("node", "nft", *command.split())
+        running.wait_until(
+            lambda: len(running.logged("event=drift_found")) > found and own_table(laboratory) == before, "found and healed"
+        )
+        assert differences(running) == []
 
 
 def test_a_catch_all_element_in_our_sets_is_removed_and_logged(laboratory: lab.Lab, tmp_path: Path) -> None:
     flags = ("--rules-backend=nftables", "--ipvs-sync-period=2s")
     with Cluster(laboratory, tmp_path, *flags) as running:
         running.have(*SERVICES)
-        before = listed()
+        before = own_table(laboratory)
         for name in ("KUBE-CLUSTER-IP", "KUBE-6-NODE-PORT-TCP"):
             laboratory.run("node", "nft", "add", "element", "inet", "ipvsproxy", name, "{ * }")
-        wait_until(lambda: running.logged("event=drift_found") != [] and listed() == before, "healed")
-        assert json.loads(verify(running).output)["differences"] == []
+        running.wait_until(lambda: running.logged("event=drift_found") != [] and own_table(laboratory) == before, "healed")
+        assert differences(running) == []
         assert running.logged("event=kernel_unreadable") == []
-
-
-def test_cleanup_removes_all_objects_of_ipvsproxy_from_nftables(laboratory: lab.Lab, tmp_path: Path) -> None:
-    with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
-        running.have(*SERVICES)
-        running.program.__exit__(None, None, None)
-        shown, done = running.run("cleanup --dry-run", "cleanup")
-        assert "would remove set KUBE-CLUSTER-IP" in shown.output
-        assert done.status == 0, done.output
-        assert laboratory.run("node", "nft", "list", "ruleset") == ""
-        assert not running.virtual_servers()
 
 
 UNLIKE = "delete set inet ipvsproxy {name}; add set inet ipvsproxy {name} {{ type ipv4_addr; size 2; }}"
@@ -170,15 +146,15 @@ def test_a_set_with_another_definition_is_replaced_while_running_and_at_the_next
 ) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables", "--ipvs-sync-period=2s") as running:
         running.have(*SERVICES)
-        before = listed()
+        before = own_table(laboratory)
         make_unlike(laboratory, "KUBE-CLUSTER-IP")
-        wait_until(lambda: listed() == before, "healed")
-        assert json.loads(verify(running).output)["differences"] == []
+        running.wait_until(lambda: own_table(laboratory) == before, "healed")
+        assert differences(running) == []
         running.program.__exit__(None, None, None)
         make_unlike(laboratory, "KUBE-LOAD-BALANCER")
         running.start()
-        wait_until(lambda: listed() == before, "healed by a start")
-        assert json.loads(verify(running).output)["differences"] == []
+        running.wait_until(lambda: own_table(laboratory) == before, "healed by a start")
+        assert differences(running) == []
 
 
 def test_cleanup_removes_sets_with_another_definition(laboratory: lab.Lab, tmp_path: Path) -> None:
@@ -190,17 +166,7 @@ def test_cleanup_removes_sets_with_another_definition(laboratory: lab.Lab, tmp_p
         assert shown.output.count("would remove set KUBE-LOAD-BALANCER\n") == 1
         assert done.status == 0, done.output
         assert laboratory.run("node", "nft", "list", "ruleset") == ""
-
-
-def verify(running: Cluster) -> program.Ended:
-    (ended,) = running.run("verify --output=json")
-    return ended
-
-
-def listed() -> list[str]:
-    """Our table without handles, in an order that does not depend on the order of set elements in memory."""
-    done = subprocess.run(("nft", "list", "ruleset"), capture_output=True, text=True, check=True)
-    return sorted(word for line in done.stdout.splitlines() for word in line.strip().split(", "))
+        assert not running.virtual_servers()
 
 
 def test_a_ruleset_loaded_after_a_boot_does_not_prove_that_virtual_servers_belong_to_ipvsproxy(
@@ -218,6 +184,150 @@ def test_a_ruleset_loaded_after_a_boot_does_not_prove_that_virtual_servers_belon
             laboratory.run("node", "ipvsadm", "-A", "-t", f"{address}:{port}", "-s", "wrr")
         running.objects = list(service("other", 4, "p1"))
         running.start()
-        wait_until(lambda: ("TCP", cluster.address("cluster 4", Family.IPV4), 80) in running.virtual_servers(), "served")
-        wait_until(lambda: "30001" not in laboratory.run("node", "nft", "list", "table", "inet", "ipvsproxy"), "current")
+        running.wait_until(lambda: ("TCP", cluster.address("cluster 4", Family.IPV4), 80) in running.virtual_servers(), "served")
+        running.wait_until(lambda: "30001" not in laboratory.run("node", "nft", "list", "table", "inet", "ipvsproxy"), "current")
         assert theirs <= set(running.virtual_servers()), "other programs have made these in this boot"
+
+
+# The commands.
+
+BESIDE = ("sysctl", "flow")
+"""Findings about settings that a network namespace may not change, and reads of each start."""
+MASQUERADING = {Backend.IPTABLES: "KUBE-MARK-MASQ", Backend.NFTABLES: "KUBE-POSTROUTING"}
+
+
+def told(running: Cluster) -> dict[str, Any]:
+    """The output of explain, verify and plan, without the rules and sets that explain lists."""
+    explained, verified, planned = (
+        json.loads(one.output)
+        for one in running.run("explain default/web --output=json", "verify --output=json", "plan --output=json")
+    )
+    ways = [way for one in _all(explained, "masquerade") for way in one]
+    assert ways
+    return {
+        "ways": [{key: value for key, value in way.items() if key not in ("rules", "sets")} for way in ways],
+        "rules": " ".join(str(way["rules"]) for way in ways),
+        "differences": sorted(
+            (one["kind"], one["object"]) for one in verified["differences"] if not one["kind"].startswith(BESIDE)
+        ),
+        "operations": sorted((one["verb"], one["kind"]) for one in planned["operations"] if not one["kind"].startswith(BESIDE)),
+    }
+
+
+def _all(document: Any, key: str) -> Iterator[Any]:
+    """All values of a key in nested dictionaries and lists."""
+    for one in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
+        yield from _all(one, key)
+    if isinstance(document, dict) and key in document:
+        yield document[key]
+
+
+def test_the_commands_explain_verify_and_plan_print_the_same_output_with_both_backends(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
+    before, after = {}, {}
+    for backend, masquerading in MASQUERADING.items():
+        (tmp_path / backend).mkdir()
+        with Cluster(laboratory, tmp_path / backend, f"--rules-backend={backend}") as running:
+            running.have(*SERVICES)
+            running.program.__exit__(None, None, None)
+            before[backend] = told(running)
+            assert masquerading in before[backend].pop("rules")
+            laboratory.run("node", *harm.flush_chain("filter", "KUBE-FORWARD", backend))
+            laboratory.run("node", *harm.remove_entry("KUBE-CLUSTER-IP", "10.96.0.1,tcp:80", backend))
+            after[backend] = told(running)
+            after[backend].pop("rules")
+    pairs = zip(before[Backend.NFTABLES].pop("ways"), before[Backend.IPTABLES].pop("ways"), strict=True)
+    assert [(one, other) for one, other in pairs if one != other] == []
+    assert before[Backend.NFTABLES] == before[Backend.IPTABLES]
+    assert before[Backend.NFTABLES]["differences"] == []
+    assert after[Backend.NFTABLES] == after[Backend.IPTABLES]
+    assert {kind for kind, _ in after[Backend.NFTABLES]["differences"]} == {"rules", "set_entry"}
+    assert after[Backend.NFTABLES]["operations"] == [("add", "set_entry"), ("set", "rules")]
+
+
+@pytest.mark.parametrize(("former", "new"), [(Backend.IPTABLES, Backend.NFTABLES), (Backend.NFTABLES, Backend.IPTABLES)], ids=str)
+def test_after_a_kill_during_a_switch_of_backends_cleanup_removes_our_objects_from_both_backends(
+    laboratory: lab.Lab, tmp_path: Path, former: Backend, new: Backend
+) -> None:
+    with Cluster(laboratory, tmp_path, f"--rules-backend={former}") as running:
+        running.have(*SERVICES)
+        running.program.kill()
+        running.begin(f"--rules-backend={new}")
+        running.program.wait_until(lambda: _holds(new), "moved in part", 60)
+        running.program.kill()
+        assert _holds(former)
+        shown, done = running.run("cleanup --dry-run", "cleanup")
+        assert "would remove set KUBE-CLUSTER-IP" in shown.output
+        assert done.status == 0, done.output + done.error
+        assert not any(_holds(backend) for backend in (former, new))
+        assert all(
+            not golden_state.read_state(("ipsets", "iptables"), one)[part]
+            for one in (former, new)
+            for part in ("ipsets", "iptables")
+        )
+        assert not running.virtual_servers()
+
+
+def _holds(backend: Backend) -> bool:
+    """Whether a backend contains at least one of our sets."""
+    if backend is Backend.NFTABLES:
+        return nft_tables.has_own_table()
+    return "KUBE-CLUSTER-IP" in backends.held_by_other(Backend.NFTABLES, ["KUBE-CLUSTER-IP"])
+
+
+# The number of transactions of a sync, counted by the generation number of nf_tables.
+
+
+def plain(name: str, number: int) -> list[Manifest]:
+    """A Service with every kind of address."""
+    return service(name, number, "p1", "r1", balancer=True, external=True, node_port=30000 + number)
+
+
+def special(*numbers: int) -> list[Manifest]:
+    """Services with source ranges and Services with a second scope; two Services for each number."""
+    return [
+        manifest
+        for number in numbers
+        for manifest in (
+            *service(f"ranges-{number}", number, "p1", balancer=True, loadBalancerSourceRanges=RANGES),
+            *service(f"local-{number}", 100 + number, "p1", "r1", balancer=True, externalTrafficPolicy="Local"),
+        )
+    ]
+
+
+@pytest.fixture(name="serving")
+def _serving(laboratory: lab.Lab, tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(laboratory, tmp_path, *API, "--rules-backend=nftables") as running:
+        yield running
+
+
+def transactions(serving: Cluster, *manifests: list[Manifest]) -> int:
+    """How many generations a sync with these objects needs. Only our program writes, and each transaction is one generation."""
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
+        before, syncs = nft.generation(channel), serving.synced_services
+        serving.have(*manifests)
+        assert serving.synced_services == syncs + 1
+        return nft.generation(channel) - before
+
+
+def test_a_sync_needs_two_transactions_if_it_adds_and_removes_objects_and_otherwise_one(serving: Cluster) -> None:
+    first = plain("first", 1)
+    assert transactions(serving, first) == 1
+    assert transactions(serving, first, *(plain(f"other-{number}", number) for number in range(2, 8))) == 1
+    assert transactions(serving, first, plain("one-more", 9)) == 2
+    assert transactions(serving, first) == 1
+    assert serving.logged("level=error|Traceback") == []
+
+
+def test_the_number_of_transactions_does_not_depend_on_the_number_of_source_ranges_and_scopes(
+    serving: Cluster,
+) -> None:
+    """Clients outside the source ranges are refused before a virtual server can serve them.
+
+    Packets get a mark only after the virtual server of the mark has been added.
+    """
+    serving.have(special(1))
+    assert transactions(serving, special(1, 2)) == 3
+    assert transactions(serving, special(*range(1, 9))) == 3
+    assert serving.logged("level=error|Traceback") == []

@@ -8,7 +8,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
-from tests.packets.switching import configure, losing_nothing
+from tests.packets.switching import HELD, clients, configure, losing_nothing
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
@@ -19,12 +19,7 @@ MANY = 120
 """Services beside the one that clients use, so that a switch takes some time."""
 WEB = service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001)
 SERVICES = [WEB, *(service(f"other-{number}", number, "p1", protocols=["TCP"]) for number in range(2, MANY))]
-CLIENTS = [
-    (from_, protocol, to, family)
-    for from_, to in (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"), ("p1", "external 1"))
-    for protocol in ("TCP", "UDP")
-    for family in Family
-]
+CLIENTS = clients(*HELD, ("p1", "external 1"))
 HEALED_WITHIN_S = patience.seconds(90.0)
 FOREIGN = ("local", "10.96.200.200", "dev", "lo", "table", "local", "protocol", "252", "metric", "1024")
 

@@ -2,13 +2,11 @@
 
 import ipaddress
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.translation_settings import Binding
 from tests.packets.bindings import by_ipv4, by_ipv6, with_addresses, with_routes
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service
@@ -16,15 +14,8 @@ from tests.support.cluster import Cluster, Manifest, service
 pytestmark = [pytest.mark.kernel]
 
 UDP_TIMEOUT_S = 2
+FLAGS = (f"--ipvs-udp-timeout={UDP_TIMEOUT_S}s",)
 LOAD_TIMEOUT_S = 0.25
-
-
-@pytest.fixture(scope="module", name="running")
-def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
-    directory = tmp_path_factory.mktemp("changes")
-    flags = (f"--ipvs-udp-timeout={UDP_TIMEOUT_S}s", f"--ipvs-vip-binding={binding}")
-    with Cluster(laboratory, directory, *flags) as running:
-        yield running
 
 
 def _range_of(name: str, family: Family) -> str:
@@ -74,22 +65,6 @@ def test_a_udp_client_is_sent_to_the_new_endpoint_when_the_endpoint_of_its_servi
     connection = running.lab.open(from_, "UDP", cluster.address(to, family), port)
     assert connection.backend == cluster.address("p1", family)
     running.have(service("web", 1, "r1", balancer=True, node_port=30001))
-    assert connection.ask() == cluster.address("r1", family)
-    connection.close()
-
-
-@by_ipv4
-def test_a_udp_client_that_was_refused_is_served_when_its_service_gets_an_endpoint(running: Cluster, family: Family) -> None:
-    running.have(service("web", 1, "p1"))
-    connection = running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53)
-    running.have(service("web", 1))
-    # IPVS ends connections of a removed real server one timer tick later (expire_nodest_conn_flush, since Linux 5.9). Until the
-    # connections end, IPVS drops packets of the tracked flow.
-    running.wait_until(lambda: not _flows(running, family, "UDP"), "forgotten by connection tracking")
-    running.wait_until(lambda: "UDP" not in Path("/proc/net/ip_vs_conn").read_text(), "forgotten by IPVS")
-    with pytest.raises(lab.LabError, match="ConnectionRefused"):
-        connection.ask()
-    running.have(service("web", 1, "r1"))
     assert connection.ask() == cluster.address("r1", family)
     connection.close()
 
@@ -216,17 +191,15 @@ def _hexadecimal(address: str) -> str:
 # Several Services with the same address.
 
 
-def _twins(*names: str, node_port: int) -> Iterator[list[Manifest]]:
-    """Services with the same external IP and node port. The first Service is the oldest."""
-    pods = {"first": "p1", "second": "p2"}
-    for number, name in enumerate(("first", "second"), 1):
-        manifests = service(name, number, pods[name], node_port=node_port)
-        manifests[0]["metadata"]["creationTimestamp"] = f"2026-01-0{number}T00:00:00Z"
-        manifests[0]["spec"]["externalIPs"] = [cluster.address("external 1", family) for family in Family]
-        if name == "second":
-            manifests[0]["spec"]["externalTrafficPolicy"] = "Local"
-        if name in names:
-            yield manifests
+def _twin(number: int, pod: str, **spec: Any) -> list[Manifest]:
+    """One of two Services with the same external IP and node port. The Service with the number 1 is the oldest."""
+    external = [cluster.address("external 1", family) for family in Family]
+    manifests = service(f"twin-{number}", number, pod, node_port=30001, externalIPs=external, **spec)
+    manifests[0]["metadata"]["creationTimestamp"] = f"2026-01-0{number}T00:00:00Z"
+    return manifests
+
+
+FIRST, SECOND = _twin(1, "p1"), _twin(2, "p2", externalTrafficPolicy="Local")
 
 
 def _answers(running: Cluster, family: Family) -> set[str]:
@@ -241,11 +214,11 @@ def test_the_older_of_two_services_with_the_same_address_or_node_port_is_served_
 ) -> None:
     pods = {name: {family: cluster.address(name, family) for family in Family} for name in ("p1", "p2")}
     external = cluster.address("external 1", Family.IPV4)
-    running.have(*_twins("second", node_port=30001))
+    running.have(SECOND)
     assert all(_answers(running, family) == {pods["p2"][family], "ok"} for family in Family)
     assert f"{external},tcp:80" in running.set_contents("KUBE-EXTERNAL-IP-LOCAL")
 
-    running.have(*_twins("first", "second", node_port=30001))
+    running.have(FIRST, SECOND)
     assert all(_answers(running, family) == {pods["p1"][family], "ok"} for family in Family)
     assert f"{external},tcp:80" in running.set_contents("KUBE-EXTERNAL-IP")
     assert f"{external},tcp:80" not in running.set_contents("KUBE-EXTERNAL-IP-LOCAL")
@@ -254,7 +227,7 @@ def test_the_older_of_two_services_with_the_same_address_or_node_port_is_served_
         "its other addresses stay served"
     )
 
-    running.have(*_twins("second", node_port=30001))
+    running.have(SECOND)
     assert all(_answers(running, family) == {pods["p2"][family], "ok"} for family in Family)
     assert f"{external},tcp:80" not in running.set_contents("KUBE-EXTERNAL-IP")
     assert "30001" in running.set_contents("KUBE-NODE-PORT-LOCAL-TCP")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.net import Family
-from tests.packets.three_nodes import CLIENTS, ENTRIES, NODES, Three, check_each_protocol, nodes, web
+from tests.packets.three_nodes import CLIENTS, ENTRIES, NODES, Three, check_each_protocol, node, nodes, web
 from tests.support import cluster, patience
 
 pytestmark = [pytest.mark.kernel]
@@ -63,20 +63,11 @@ def test_tunnelled_packets_from_an_unknown_sender_are_refused(three: Three) -> N
     assert three.lab.probe("client", "TCP", address, 80, count=2, timeout_s=20.0).outcome == "ok", "from a node it is not"
 
 
-_REACHES = """
-import socket, sys
-try:
-    socket.create_connection((sys.argv[1], 8080), float(sys.argv[2])).close()
-except TimeoutError:
-    print("timeout")
-"""
-
-
 def test_a_tunnel_from_a_node_leads_to_service_addresses_only(three: Three) -> None:
     three.have(nodes(*NODES), web("r1"))
     pod = cluster.address("r1", Family.IPV4)
-    reach = functools.partial(three.lab.run, "third", sys.executable, "-I", "-S", "-c", _REACHES, pod)
-    assert reach("20") == "", "without a tunnel the node reaches the pod"
+    reach = functools.partial(three.lab.probe, "third", "TCP", pod, 8080)
+    assert reach(timeout_s=20.0).outcome == "ok", "without a tunnel the node reaches the pod"
     three.lab.ip(
         "third",
         "link add inner type ipip local 172.18.0.4 remote 172.18.0.3",
@@ -84,7 +75,7 @@ def test_a_tunnel_from_a_node_leads_to_service_addresses_only(three: Three) -> N
         f"route replace {pod}/32 dev inner src 172.18.0.4",
     )
     try:
-        assert reach("2").strip() == "timeout"
+        assert reach(timeout_s=2.0).outcome == "timeout"
     finally:
         three.lab.ip("third", "link del inner")
 
@@ -179,15 +170,7 @@ def _share_moved(before: Mapping[int, str], after: Mapping[int, str]) -> float:
 
 def _many(count: int, *pods: str) -> list[list[dict[str, Any]]]:
     """A Service with these endpoints, and with one endpoint on each of ``count`` other Nodes."""
-    far = [
-        {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": f"far-{number}", "annotations": {"ipvsproxy.io/direct-return": "true"}},
-            "status": {"addresses": [{"type": "InternalIP", "address": f"172.18.7.{number}"}]},
-        }
-        for number in range(1, count + 1)
-    ]
+    far = [node(f"far-{number}", f"172.18.7.{number}") for number in range(1, count + 1)]
     service, ipv4, ipv6 = web(*pods, protocols=("UDP",))
     ipv4["endpoints"] += [
         {"addresses": [f"10.244.7.{number}"], "conditions": {"ready": True}, "nodeName": f"far-{number}"}

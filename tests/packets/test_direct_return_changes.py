@@ -13,7 +13,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES
-from tests.packets.three_nodes import CLIENTS, ENTRIES, NODES, Three, check_each_protocol, nodes, web
+from tests.packets.three_nodes import CLIENTS, ENTRIES, NODES, Three, check_each_protocol, check_served, nodes, web
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Endpoint
 
@@ -135,13 +135,8 @@ def _losing_nothing(three: Three) -> Iterator[list[lab.Connection]]:
 
 
 def _check_new_connections(three: Three, serving: Collection[str]) -> None:
-    """New connections reach these pods, and no other pods."""
     for family in Family:
-        to, client = (cluster.address(name, family) for name in ("balancer 1", "client"))
-        count = CLIENTS if len(serving) > 1 else 12
-        seen = three.lab.probe("client", "TCP", to, 80, src=client, count=count, timeout_s=20.0)
-        backends = tuple(sorted(cluster.address(name, family) for name in serving))
-        assert seen == lab.Result("ok", backends, (client,))
+        check_served(three, "TCP", family, *serving, count=CLIENTS if len(serving) > 1 else 12)
 
 
 _TRANSFER = """

@@ -21,6 +21,7 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES
 from tests.chaos import take_overs
 from tests.packets import three_nodes
+from tests.packets.switching import iptables_is_empty
 from tests.support import cluster, forked, golden_fixtures, golden_state, in_namespace, lab, patience, program
 
 pytestmark = [pytest.mark.kernel]
@@ -76,7 +77,7 @@ def test_a_return_to_kube_proxy_leaves_no_part_of_direct_return_on_the_node(tmp_
                 running.wait_until(lambda: _tunnels_and_settings(node, "node") == UP, "tunnels", WITHIN_S)
                 running.wait_until(lambda: _sources(node) == (CLIENT,), "direct", WITHIN_S)
                 if is_nftables:
-                    running.wait_until(_has_no_rules_of_iptables, "moved to nftables", WITHIN_S)
+                    running.wait_until(iptables_is_empty, "moved to nftables", WITHIN_S)
                 check_held()
             assert _tunnels_and_settings(node, "node") == UP, "a program that ends changes nothing"
             if way == "off":
@@ -173,10 +174,6 @@ def _differing() -> list[tuple[str, str, str]]:
     """The differences from the rows that kube-proxy left, except intended differences."""
     found = golden_state.differences(RECORDED, golden_state.read_state(), golden_state.KERNEL_SECTIONS)
     return [(part, row, kind) for part, row, kind, *_ in golden_fixtures.unaccepted(found)]
-
-
-def _has_no_rules_of_iptables() -> bool:
-    return not any(golden_state.read_state(("ipsets", "iptables")).values())
 
 
 def _objects(node: lab.Lab, place: str) -> str:

@@ -3,7 +3,6 @@
 The tests also cover a restart during the drain, an endpoint that returns, the end of the connections, and a deadline.
 """
 
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,12 @@ import pytest
 from ipvsproxy.model.net import Family
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
+from tests.support.own_pages import metrics
 
 pytestmark = [pytest.mark.kernel]
 
 DEADLINE_S = 10
 TCP = ["TCP"]
-
-
-def _drains() -> float:
-    with urllib.request.urlopen("http://127.0.0.1:10249/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[1]) for line in lines if line.startswith("ipvsproxy_drains "))
 
 
 def _weights(running: Cluster, family: Family) -> dict[str, int]:
@@ -41,14 +35,14 @@ def test_connections_survive_the_removal_and_return_of_their_endpoint_and_a_rest
             assert _weights(running, family) == {going: 0, staying: 1}
             assert connections[family].ask() == going
             assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", family), 80, count=4).backends == (staying,)
-        assert _drains() == 2
+        assert metrics()["ipvsproxy_drains"] == 2
 
         running.program.kill()
         running.start()
         for family, (going, staying) in pods.items():
             assert _weights(running, family) == {going: 0, staying: 1}
             assert connections[family].ask() == going
-        assert _drains() == 2
+        assert metrics()["ipvsproxy_drains"] == 2
 
         running.have(service("web", 1, "p1", "r1", protocols=TCP))
         for family, (going, staying) in pods.items():
@@ -59,14 +53,14 @@ def test_connections_survive_the_removal_and_return_of_their_endpoint_and_a_rest
             assert {connection.backend for connection in new} == {going, staying}
             for connection in new:
                 connection.abort()
-        assert _drains() == 0
+        assert metrics()["ipvsproxy_drains"] == 0
 
         running.have(service("web", 1, "r1", protocols=TCP))
         assert [connections[family].ask() for family in Family] == [pods[family][0] for family in Family]
         connections[Family.IPV6].abort()
         remaining = {pods[Family.IPV6][1]: 1}
         running.wait_until(lambda: _weights(running, Family.IPV6) == remaining, "removed")
-        running.wait_until(lambda: _drains() == 1, "counted")
+        running.wait_until(lambda: metrics()["ipvsproxy_drains"] == 1, "counted")
 
         # The deadline starts again after a restart.
         going, staying = pods[Family.IPV4]

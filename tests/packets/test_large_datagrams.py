@@ -7,14 +7,13 @@ sender's kernel does not fragment the packet before IPVS gets it.
 
 import enum
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
 from tests.packets.bindings import by_family, with_addresses
-from tests.support import cluster, lab, patience
+from tests.support import cluster, patience
 from tests.support.cluster import Cluster, service
 
 pytestmark = [pytest.mark.kernel]
@@ -38,15 +37,12 @@ class Arrived(enum.Enum):
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
-    with Cluster(laboratory, tmp_path_factory.mktemp("large"), f"--ipvs-vip-binding={binding}") as running:
-        for family in Family:
-            laboratory.mute("remote", cluster.address("r1", family), POD_PORT)
-        # The kernel remembers the MTU of an address for ten minutes, so each test uses different addresses.
-        running.have(
-            *(service(f"web-{number}", number, "r1", node_port=NODE_PORT + number, protocols=UDP) for number in range(1, 8))
-        )
-        yield running
+def _running(running: Cluster) -> Cluster:
+    for family in Family:
+        running.lab.mute("remote", cluster.address("r1", family), POD_PORT)
+    # The kernel remembers the MTU of an address for ten minutes, so each test uses different addresses.
+    running.have(*(service(f"web-{number}", number, "r1", node_port=NODE_PORT + number, protocols=UDP) for number in range(1, 8)))
+    return running
 
 
 def _arrived(running: Cluster, family: Family, from_: str, to: str, *, port: int = 53, size: int = LARGE) -> Arrived:

@@ -5,7 +5,7 @@ binding; successive methods alternate between the bindings.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -59,11 +59,10 @@ ALIKE = ("cluster's networks", "another bridge", NO_NETWORKS)
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """A cluster whose program each test starts with its own flags."""
-    with lab.Lab() as laboratory:
-        cluster.clear()
-        yield Cluster(laboratory, tmp_path_factory.mktemp("masquerade"))
+    cluster.clear()
+    return Cluster(laboratory, tmp_path_factory.mktemp("masquerade"))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import contextlib
 import itertools
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,16 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate import skeleton
 from tests.packets import questions
-from tests.packets.nf_tables import NEEDS_NF_TABLES
+from tests.packets.nf_tables import NEEDS_NF_TABLES, own_table
 from tests.packets.questions import ANSWERED, MASQUERADED, Row
 from tests.packets.switching import losing_nothing
-from tests.support import firewalld, lab, neighbours, patience
+from tests.support import firewalld, lab, neighbours
 from tests.support.cluster import Cluster, address, clear, service
 from tests.support.firewalld import Firewalld
 from tests.support.left_tables import nftables_mode
 
-pytestmark = [
-    pytest.mark.kernel,
-    NEEDS_NF_TABLES,
-]
+pytestmark = [pytest.mark.kernel, NEEDS_NF_TABLES]
 
-HEALED_WITHIN_S = patience.seconds(90.0)
 BACKENDS = pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES], ids=str)
 NFTABLES = "--rules-backend=nftables"
 EVERYBODY = ("p1", "r1")
@@ -51,12 +46,6 @@ ROWS = [
     Row("a client reaches a load balancer's IP", "client", "balancer 1", 0, ANSWERED, "p1 r1", MASQUERADED),
     Row("a client reaches a local load balancer with its address", "client", "balancer 3", 0, ANSWERED, "p1", "client"),
     Row("a cluster IP without endpoints refuses", "p2", "cluster 4", 0, "refused"),
-]
-CLIENTS = [
-    (from_, protocol, to, family)
-    for from_, to in (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
-    for protocol in ("TCP", "UDP")
-    for family in Family
 ]
 
 
@@ -91,13 +80,6 @@ def _lasting(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _lasting(one) for key, one in value.items() if key not in ("handle", "counter")}
     return [_lasting(one) for one in value] if isinstance(value, list) else value
-
-
-def wait_until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + HEALED_WITHIN_S
-    while not reached():
-        assert time.monotonic() < deadline, f"not {what} within {HEALED_WITHIN_S} s"
-        time.sleep(0.2)
 
 
 def wrong(laboratory: lab.Lab, rows: list[Row]) -> list[str]:
@@ -149,7 +131,7 @@ def test_kube_proxys_table_is_used_until_our_rules_exist_and_then_removed_withou
         assert [one.backend for one in held] == [address("p1", family) for family in Family]
         running.objects = list(itertools.chain.from_iterable(LATE))
         running.start()
-        wait_until(lambda: not LEFT & tables(laboratory), "removed")
+        running.wait_until(lambda: not LEFT & tables(laboratory), "removed")
         assert [one.ask() for one in held] == [address("p1", family) for family in Family]
         for family in Family:
             for to in ("balancer 1", "cluster 5"):
@@ -178,20 +160,6 @@ def test_a_leftover_table_of_kube_proxy_gets_the_packets_until_the_next_audit(
             assert late.outcome == "refused", family
         assert tables(laboratory) >= LEFT
         assert "tables of its nftables mode (ip kube-proxy, ip6 kube-proxy)" in doctor(running, "kube-proxy")[0]
-
-
-def test_a_table_of_another_program_with_the_name_of_kube_proxys_table_is_not_changed(
-    laboratory: lab.Lab, tmp_path: Path
-) -> None:
-    with Cluster(laboratory, tmp_path, NFTABLES) as running:
-        running.program.__exit__(None, None, None)
-        laboratory.run("node", "nft", "add", "table", "ip", "kube-proxy", '{ comment "mine" ; }')
-        running.begin()
-        wait_until(lambda: bool(running.logged("event=leftover_rules_not_removed")), "told")
-        shown, done = running.run("cleanup --dry-run", "doctor")
-        assert "left out: the table ip kube-proxy is not kube-proxy's, since its comment is 'mine'" in shown.output
-        assert "the table ip kube-proxy only has the name of kube-proxy's: its comment is 'mine'" in done.output
-        assert "table ip kube-proxy" in tables(laboratory)
 
 
 # Docker, and a network plug-in.
@@ -299,7 +267,7 @@ def test_host_ports_before_our_rules_take_packets_of_services_and_are_reported(
             assert not running.logged("event=host_ports_before_services")
             with_host_ports(laboratory, theirs)
         if place:
-            wait_until(lambda: bool(running.logged(f'event=host_ports_before_services.* rules="{place}"')), "told")
+            running.wait_until(lambda: bool(running.logged(f'event=host_ports_before_services.* rules="{place}"')), "told")
         assert reached(laboratory) == {address("p2" if place else "p1", Family.IPV4)}
         told = [one for one in doctor(running, "iptables") if "hostPort rules" in one]
         assert [(place in one, "--rules-backend=nftables" in one) for one in told] == ([(True, True)] if place else [])
@@ -355,7 +323,7 @@ def test_rules_removed_by_a_reload_of_firewalld_are_restored_without_a_lost_conn
     with Cluster(laboratory, tmp_path, NFTABLES) as running, wall:
         running.have(*SERVICES)
         trust(wall)
-        ours = ours_listed(laboratory)
+        ours = own_table(laboratory)
         with losing_nothing(running, []) as check_held:
             if event == "reload":
                 wall.reload()
@@ -365,17 +333,9 @@ def test_rules_removed_by_a_reload_of_firewalld_are_restored_without_a_lost_conn
                 laboratory.run("node", "nft", "flush", "ruleset")
                 wall.restart()
             check_held()
-            wait_until(lambda: ours_listed(laboratory) == ours, "healed")
+            running.wait_until(lambda: own_table(laboratory) == ours, "healed")
             check_held()
         before = foreign(laboratory)
         assert any("firewalld" in _names(entry) for entry in before)
         assert wrong(laboratory, ROWS) == []
         assert foreign(laboratory) == before
-
-
-def ours_listed(laboratory: lab.Lab) -> list[str]:
-    """Our table without handles, sorted independently of the order of set elements; empty if there is no table."""
-    if "table inet ipvsproxy" not in tables(laboratory):
-        return []
-    text = laboratory.run("node", "nft", "list", "table", "inet", "ipvsproxy")
-    return sorted(word for line in text.splitlines() for word in line.strip().split(", "))

@@ -1,17 +1,18 @@
 """Addresses are added to the node and removed: node ports follow them, and Service addresses are unbound and bound again."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.translation_settings import Binding
 from ipvsproxy.translate.view import GRACE_S
-from tests.support import cluster, lab
+from tests.packets.bindings import with_routes
+from tests.support import cluster
 from tests.support.cluster import Cluster, service
 
-pytestmark = [pytest.mark.kernel]
+pytestmark = [pytest.mark.kernel, with_routes]
 
 ACKNOWLEDGED_S = 0.5
 """A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""
@@ -24,11 +25,10 @@ SERVICES = service("web", 1, "p1", external=True, node_port=NODE_PORT, protocols
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def _running(running: Cluster) -> Cluster:
     """Service addresses have local routes here, and are addresses of ``kube-ipvs0`` in ``test_reported.py``."""
-    with Cluster(laboratory, tmp_path_factory.mktemp("addresses"), f"--ipvs-vip-binding={Binding.ROUTES}") as running:
-        running.have(SERVICES)
-        yield running
+    running.have(SERVICES)
+    return running
 
 
 def _node_port_addresses(running: Cluster, protocol: str = "TCP") -> set[str]:
@@ -36,8 +36,14 @@ def _node_port_addresses(running: Cluster, protocol: str = "TCP") -> set[str]:
     return {address for name, address, port in running.virtual_servers() if (name, port) == (protocol, NODE_PORT)}
 
 
-def _bare(text: str) -> str:
-    return text.partition("/")[0]
+def _wait_until_served(running: Cluster, *addresses: str) -> None:
+    """Wait until the node port is served on these addresses of the node alone, also longer than lost addresses are kept."""
+    within_s = GRACE_S + cluster.CHANGED_WITHIN_S
+    running.wait_until(lambda: _node_port_addresses(running) == {*addresses}, f"served on {addresses}", within_s)
+
+
+def _bare(addresses: Iterable[str]) -> set[str]:
+    return {text.partition("/")[0] for text in addresses}
 
 
 OWN = {"172.18.0.2", "10.244.0.1", "fc00:f853:ccd::2", "fd00:10:244::1"}
@@ -47,26 +53,24 @@ def test_node_ports_are_served_on_the_present_addresses_of_the_node(running: Clu
     assert _node_port_addresses(running) == _node_port_addresses(running, "SCTP") == OWN
 
     running.lab.ip("node", *ADDED)
-    new = {_bare(text) for text in NEW.values()}
-    running.wait_until(lambda: _node_port_addresses(running) == OWN | new, "addresses that came")
+    new = _bare(NEW.values())
+    _wait_until_served(running, *OWN, *new)
     assert _node_port_addresses(running, "SCTP") == OWN | new
     assert all(running.lab.probe("client", "TCP", address, NODE_PORT).outcome == "ok" for address in sorted(new))
     sets = [running.set_contents(name) for name in ("KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH")]
     assert all(f"{address},sctp:{NODE_PORT}" in "".join(sets) for address in new)
 
     running.lab.ip("node", *DELETED)
-    running.wait_until(lambda: _node_port_addresses(running) == OWN, "addresses that went", GRACE_S + cluster.CHANGED_WITHIN_S)
+    _wait_until_served(running, *OWN)
     running.lab.ip(
         "node",
         "link add extra type dummy",
         *(f"address add {text} dev extra" for text in ELSEWHERE.values()),
         "link set extra up",
     )
-    running.wait_until(
-        lambda: _node_port_addresses(running) == OWN | {_bare(text) for text in ELSEWHERE.values()}, "a device that came"
-    )
+    _wait_until_served(running, *OWN, *_bare(ELSEWHERE.values()))
     running.lab.ip("node", "link delete extra")
-    running.wait_until(lambda: _node_port_addresses(running) == OWN, "a device that went", GRACE_S + cluster.CHANGED_WITHIN_S)
+    _wait_until_served(running, *OWN)
 
 
 def test_connections_through_a_node_port_survive_a_short_absence_of_the_node_address(running: Cluster) -> None:
@@ -77,7 +81,7 @@ def test_connections_through_a_node_port_survive_a_short_absence_of_the_node_add
     the connection of such a packet (``nf_nat_oif_changed``), with or without this program.
     """
     assert running.lab.run("node", "sysctl", "-n", "net.ipv4.vs.expire_nodest_conn").strip() == "1"
-    new = {_bare(text) for text in NEW.values()}
+    new = _bare(NEW.values())
     running.lab.ip("node", *ADDED)
     running.wait_until(lambda: new <= _node_port_addresses(running), "addresses that came")
     connections = [running.lab.open("client", "TCP", address, NODE_PORT) for address in new]
@@ -95,7 +99,7 @@ def test_connections_through_a_node_port_survive_a_short_absence_of_the_node_add
         assert one.ask() == one.backend
         one.close()
     running.lab.ip("node", *DELETED)
-    running.wait_until(lambda: _node_port_addresses(running) == OWN, "addresses that went", GRACE_S + cluster.CHANGED_WITHIN_S)
+    _wait_until_served(running, *OWN)
 
 
 def test_a_service_address_that_another_device_of_the_node_has_is_not_bound_again(running: Cluster) -> None:
@@ -112,9 +116,7 @@ def test_a_service_address_that_another_device_of_the_node_has_is_not_bound_agai
     running.lab.ip("node", *(f"address delete {one}/{bits} dev eth0" for one, bits in external.items()))
     running.wait_until(lambda: external.keys() <= running.local_addresses(Binding.ROUTES), "came back")
     assert are_served()
-    running.wait_until(
-        lambda: _node_port_addresses(running) == OWN, "no addresses of the node any more", GRACE_S + cluster.CHANGED_WITHIN_S
-    )
+    _wait_until_served(running, *OWN)
 
 
 def test_node_ports_answer_on_the_configured_addresses(running: Cluster) -> None:
@@ -124,8 +126,6 @@ def test_node_ports_answer_on_the_configured_addresses(running: Cluster) -> None
     assert _node_port_addresses(running) == set(), "the node ports of the start before are removed"
     elsewhere, new = ELSEWHERE[Family.IPV4], NEW[Family.IPV4]
     running.lab.ip("node", f"address add {elsewhere} dev eth0", f"address add {new} dev eth0")
-    running.wait_until(lambda: _node_port_addresses(running) == {_bare(elsewhere)}, "an address in the range came")
+    _wait_until_served(running, *_bare([elsewhere]))
     running.lab.ip("node", f"address delete {elsewhere} dev eth0", f"address delete {new} dev eth0")
-    running.wait_until(
-        lambda: _node_port_addresses(running) == set(), "an address in the range went", GRACE_S + cluster.CHANGED_WITHIN_S
-    )
+    _wait_until_served(running)

@@ -7,15 +7,14 @@ ipvsproxy itself is needed for the first endpoint, because packets to an address
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from ipvsproxy.model.net import Family
-from ipvsproxy.translate.translation_settings import Binding
+from ipvsproxy.model.net import Family, host_port, parse_address
 from tests.packets.bindings import each_family, mainly_ipv6, with_addresses
-from tests.support import cluster, lab, patience
+from tests.support import cluster, patience
 from tests.support.cluster import Cluster, Manifest, service
 
 pytestmark = [pytest.mark.kernel, with_addresses]
@@ -29,15 +28,13 @@ NAMESPACES = {"p1": "p1", "r1": "remote", "r2": "remote"}
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
-    directory = tmp_path_factory.mktemp("one-way")
-    with Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
-        # Packets to an address that no machine has leave the node, and are tracked, as in a cluster.
-        laboratory.ip("node", "route replace default via 172.18.0.50", "route replace default via fc00:f853:ccd::50")
-        for pod, namespace in NAMESPACES.items():
-            for family in Family:
-                laboratory.mute(namespace, cluster.address(pod, family), POD_PORT)
-        yield running
+def _running(running: Cluster) -> Cluster:
+    # Packets to an address that no machine has leave the node, and are tracked, as in a cluster.
+    running.lab.ip("node", "route replace default via 172.18.0.50", "route replace default via fc00:f853:ccd::50")
+    for pod, namespace in NAMESPACES.items():
+        for family in Family:
+            running.lab.mute(namespace, cluster.address(pod, family), POD_PORT)
+    return running
 
 
 def _web(*pods: str) -> list[Manifest]:
@@ -145,7 +142,9 @@ def test_a_kernel_before_5_9_ends_the_connection_to_a_removed_real_server_at_its
         client = Client(running, family, "p2", sent)
         client.is_served_by("p1")
         running.program.kill()
-        frontend, pod = _text(to, 53), _text(cluster.address("p1", family), POD_PORT)
+        frontend, pod = (
+            host_port(parse_address(one), port) for one, port in ((to, 53), (cluster.address("p1", family), POD_PORT))
+        )
         setting = Path("/proc/sys/net/ipv4/vs/expire_nodest_conn")
         setting.write_text("0")
         running.lab.run("node", "ipvsadm", "--delete-server", "--udp-service", frontend, "--real-server", pod)
@@ -155,7 +154,3 @@ def test_a_kernel_before_5_9_ends_the_connection_to_a_removed_real_server_at_its
         running.objects = _other("r1")
         running.start()
         client.is_served_by("r1")
-
-
-def _text(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

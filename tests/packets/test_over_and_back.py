@@ -12,8 +12,6 @@ The test does not cover kube-proxy itself, the update of a DaemonSet by a cluste
 import contextlib
 import re
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,10 @@ from ipvsproxy.translate.translation_settings import Binding
 from tests import test_runbook
 from tests.chaos import take_overs
 from tests.packets.nf_tables import NEEDS_NF_TABLES
+from tests.packets.switching import iptables_is_empty
 from tests.support import cluster, golden_fixtures, golden_state, lab, patience, program
 from tests.support.one_node import OneNode, Pod
+from tests.support.own_pages import health_status
 
 pytestmark = [pytest.mark.kernel]
 
@@ -46,11 +46,10 @@ WAYS = [
 
 
 @pytest.fixture(name="node", scope="module")
-def _node() -> Iterator[lab.Lab]:
-    with lab.Lab() as node:
-        take_overs.add_second_address(node)
-        yield node
-        cluster.clear()
+def _node(laboratory: lab.Lab) -> Iterator[lab.Lab]:
+    take_overs.add_second_address(laboratory)
+    yield laboratory
+    cluster.clear()
 
 
 def differing(state: Mapping[str, Any], sections: tuple[str, ...] = SECTIONS) -> list[tuple[Any, ...]]:
@@ -112,8 +111,8 @@ class Proxies:
                 running.wait_until(lambda: "event=dry_run_looked" in self.log.read_text(), "compared", WITHIN_S)
                 assert own_objects() == self._has, "a shadow changes nothing"
             else:
-                running.wait_until(lambda: _health() == 200, "healthy", WITHIN_S)  # each read of the objects starts six programs
-                running.wait_until(lambda: own_objects() == self.own and self._has_all_rules(), f"own: {self.own}", WITHIN_S)
+                running.wait_until(lambda: health_status() == 200, "healthy", WITHIN_S)  # reading objects starts six programs
+                running.wait_until(lambda: own_objects() == self.own and self._has_moved(), f"own: {self.own}", WITHIN_S)
                 self._has = self.own
                 self._check(pod.daemon_set)
             failing.pop_all()
@@ -139,12 +138,9 @@ class Proxies:
         self._has = NOTHING
         self._check_held()
 
-    def _has_all_rules(self) -> bool:
+    def _has_moved(self) -> bool:
         """Whether kube-proxy's rules and sets are gone, if rules and sets are in nftables."""
-        return not self._by_nftables or all(
-            "KUBE-" not in subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            for command in (("iptables-save",), ("ip6tables-save",), ("ipset", "list", "-name"))
-        )
+        return not self._by_nftables or iptables_is_empty()
 
     def _check(self, served_by: str) -> None:
         """Check kube-proxy's objects, and the open connections."""
@@ -153,16 +149,6 @@ class Proxies:
         of_kube_proxy = {part: {row: state[part][row] for row in state[part] if not row.startswith("FWM")} for part in SERVERS}
         assert differing(of_kube_proxy, SERVERS) == [], served_by
         self._check_held()
-
-
-def _health() -> int:
-    try:
-        with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=patience.seconds(60)) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
 
 
 @pytest.mark.timeout(3600)  # the test starts ipvsproxy seven times

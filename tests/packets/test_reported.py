@@ -55,13 +55,34 @@ def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> No
         running.wait_until(lambda marker=marker: marker in running.virtual_servers(), "programmed")  # type: ignore[misc]  # the default binds the value
 
 
+@contextlib.contextmanager
+def serving(laboratory: lab.Lab, *servers: tuple[str, str, int]) -> Iterator[None]:
+    """While the block runs, TCP servers run in these namespaces, on these addresses and ports."""
+    with contextlib.ExitStack() as served:
+        for namespace, address, port in servers:
+            laboratory.serve(namespace, "TCP", address, port)
+            served.callback(laboratory.hush, namespace, "TCP", address, port)
+        yield
+
+
+def are_reachable(laboratory: lab.Lab, *addresses: str) -> bool:
+    """Whether the host and a pod reach processes of the other node on these addresses of that node."""
+    with serving(laboratory, *(("remote", address, 7000) for address in addresses)):
+        probes = [laboratory.probe(client, "TCP", address, 7000) for client in ("host", "p2") for address in addresses]
+    return {one.outcome for one in probes} == {ANSWERED}
+
+
+AGENT = service("agent", 2, "remote", protocols=["TCP"])
+"""A Service whose pod runs in the network namespace of the other node."""
+
+
 def test_packets_of_the_host_are_not_masqueraded_if_the_cluster_cidr_contains_the_cluster_ips(start: Start) -> None:
     """In this lab, the other node routes all addresses to this node.
 
     On a network without these routes, no answer would come back to a cluster IP.
     """
     running = start("--cluster-cidr=10.0.0.0/8,fd00::/8")
-    have(running, [cluster.node()], service("web", 1, "r1", protocols=["TCP"]))
+    have(running, service("web", 1, "r1", protocols=["TCP"]))
     for family in Family:
         to = cluster.address("cluster 1", family)
         assert running.lab.probe("host", "TCP", to, 80).sources == (to,), "not masqueraded"
@@ -75,19 +96,17 @@ def test_doctor_reports_a_host_process_and_a_notrack_rule_that_collide_with_a_se
     running = start()
     laboratory = running.lab
     rules = "*raw\n-A PREROUTING -d 10.96.0.1/32 -p tcp --dport 80 -j CT --notrack\nCOMMIT\n"
-    have(running, [cluster.node()], service("web", 1, "r1", protocols=["TCP"], node_port=30001))
+    have(running, service("web", 1, "r1", protocols=["TCP"], node_port=30001))
     node = cluster.address("node", Family.IPV4)
-    laboratory.serve("node", "TCP", "0.0.0.0", 30001)
     laboratory.run("node", "iptables-restore", "--noflush", stdin=rules)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(laboratory.run, "node", "iptables", "-t", "raw", "-F", "PREROUTING")
+        undo.enter_context(serving(laboratory, ("node", "0.0.0.0", 30001)))
         answer = laboratory.probe("client", "TCP", node, 30001)
         assert (answer.outcome, answer.backends) == (ANSWERED, (cluster.address("r1", Family.IPV4),)), "not the host's process"
         untracked = laboratory.probe("client", "TCP", cluster.address("cluster 1", Family.IPV4), 80)
         assert untracked.outcome != ANSWERED or untracked.sources == (cluster.address("client", Family.IPV4),)
         doctor, explain = running.run("doctor", "explain default/web")
-    finally:
-        laboratory.run("node", "iptables", "-t", "raw", "-F", "PREROUTING")
-        laboratory.hush("node", "TCP", "0.0.0.0", 30001)
     for output in (doctor.output, explain.output):
         named = [line for line in output.splitlines() if "collisions: " in line or "collides: " in line]
         assert any(f"listens at TCP {node}:30001, too" in line for line in named), output
@@ -108,7 +127,7 @@ def test_nodelocal_dns_works_with_ipvs_only_in_its_layout_for_ipvs(start: Start)
     """The interface, addresses and rules from nodelocaldns.yaml (k8s-dns-node-cache 1.26.4), without the cache program."""
     running = start()
     laboratory, dns = running.lab, cluster.address("cluster 1", Family.IPV4)
-    have(running, [cluster.node()], service("kube-dns", 1, "r1", protocols=["UDP"]))
+    have(running, service("kube-dns", 1, "r1", protocols=["UDP"]))
     laboratory.ip("node", "link add nodelocaldns type dummy")
 
     def add(address: str) -> tuple[lab.Result, list[str]]:
@@ -148,23 +167,16 @@ def test_k3s_servicelb_makes_other_nodes_unreachable_unless_a_workaround_is_conf
     addresses = [cluster.address(name, Family.IPV4) for name in ("node", "remote")]
     traefik, *slices = service("traefik", 1, "p1", protocols=["TCP"], balancer=True, node_port=30001, annotations=annotations)
     traefik["status"]["loadBalancer"]["ingress"] = [{"ip": one} for one in addresses]
-    agent = service("agent", 2, "r1", protocols=["TCP"])
-    agent[1]["endpoints"] = [{"addresses": [addresses[1]], "nodeName": "node-b"}]
-    have(running, [cluster.node()], [traefik, *slices], agent)
-    laboratory.serve("remote", "TCP", addresses[1], 7000)
-    try:
-        outcomes = {laboratory.probe(client, "TCP", addresses[1], 7000).outcome for client in ("host", "p2")}
-    finally:
-        laboratory.hush("remote", "TCP", addresses[1], 7000)
+    have(running, [traefik, *slices], AGENT)
+    assert are_reachable(laboratory, addresses[1]) is bool(annotations)
     assert laboratory.probe("client", "TCP", addresses[0], 30001).outcome == ANSWERED, "the node port is served anyway"
-    assert (outcomes == {ANSWERED}) is bool(annotations), outcomes
 
 
 def test_without_strict_arp_each_node_answers_arp_requests_for_addresses_of_load_balancers(start: Start) -> None:
     """In layer 2 mode, MetalLB answers ARP requests itself, and needs strict ARP, as kube-vip does in the next test."""
     running = start()
     laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)
-    have(running, [cluster.node()], service("web", 1, "p1", protocols=["TCP"], balancer=True))
+    have(running, service("web", 1, "p1", protocols=["TCP"], balancer=True))
     assert balancer in running.local_addresses()
     laboratory.ip("client", f"route add {balancer}/32 dev lan", "neighbour flush dev lan")
     try:
@@ -178,24 +190,11 @@ def test_an_external_ip_equal_to_the_address_of_another_node_makes_that_node_unr
     start: Start, flags: tuple[str, ...]
 ) -> None:
     running, refused = start(*flags), flags == REFUSING
-    laboratory = running.lab
-    agent = service("agent", 2, "r1", protocols=["TCP"])
-    for item in agent[1:]:  # the agent runs in the network namespace of the host
-        item["endpoints"] = [
-            {"addresses": [cluster.address("remote", Family[item["addressType"].upper()])], "nodeName": "node-b"}
-        ]
     both = [cluster.address("remote", family) for family in Family]
     web = service("web", 1, "p1", protocols=["TCP"], externalIPs=both)
-    have(running, [cluster.node()], web, agent)
-    for address in both:
-        laboratory.serve("remote", "TCP", address, 7000)
-    try:
-        outcomes = {laboratory.probe(client, "TCP", address, 7000).outcome for client in ("host", "p2") for address in both}
-    finally:
-        for address in both:
-            laboratory.hush("remote", "TCP", address, 7000)
+    have(running, web, AGENT)
+    assert are_reachable(running.lab, *both) is refused
     (explain,) = running.run("explain default/web")
-    assert (outcomes == {ANSWERED}) is refused, outcomes
     hint = "not used: Service default/web spec.externalIPs" if refused else "collides: "
     for address in both:
         assert any(hint in line and f"{address} is an address of the node node-b" in line for line in explain.output.splitlines())
@@ -210,7 +209,7 @@ def test_an_address_of_kube_vip_is_served_whether_or_not_this_node_is_the_leader
     """
     running = start("--ipvs-strict-arp=true", f"--ipvs-vip-binding={binding}")
     laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)
-    have(running, [cluster.node()], service("web", 1, "p1", protocols=["TCP"], balancer=True, node_port=30001))
+    have(running, service("web", 1, "p1", protocols=["TCP"], balancer=True, node_port=30001))
     laboratory.ip("client", f"route add {balancer}/32 dev lan")
     asked = [*((who, 80) for who in ("host", "p2", "client")), ("client", 30001)]
     answered: dict[str, list[bool]] = {}
@@ -247,21 +246,19 @@ def test_calico_affects_only_the_second_scope_for_pods(start: Start, scopes: str
     running = start(*flags)
     laboratory = running.lab
     balanced = service("local", 1, "p1", "r1", protocols=["TCP"], balancer=True, externalTrafficPolicy="Local")
+    elsewhere = service("elsewhere", 4, "r1", protocols=["TCP"], balancer=True, externalTrafficPolicy="Local")
     web = service("web", 2, "p1", "r1", protocols=["TCP"], node_port=30002)
     typha = service("typha", 3, "node", "remote", protocols=["TCP"])  # the pods of typha are in the host's network
     asked = [(who, "balancer 1", 80) for who in ("p2", "host", "client")]
     asked += [("p2", "cluster 2", 80), ("host", "cluster 2", 80), ("p2", "node", 30002), ("client", "node", 30002)]
-    asked.append(("host", "cluster 3", 80))
+    asked += [("host", "cluster 3", 80), ("p2", "balancer 4", 80), ("host", "balancer 4", 80)]
 
     def answers() -> list[lab.Result]:
         return [laboratory.probe(who, "TCP", cluster.address(to, Family.IPV4), port, count=ATTEMPTS) for who, to, port in asked]
 
-    have(running, [cluster.node()], balanced, web, typha)
-    with contextlib.ExitStack() as served:
-        for place in ("node", "remote"):
-            server = (place, "TCP", cluster.address(place, Family.IPV4), 8080)
-            laboratory.serve(*server)
-            served.callback(laboratory.hush, *server)
+    have(running, balanced, web, typha, elsewhere)
+    places = [(place, cluster.address(place, Family.IPV4), 8080) for place in ("node", "remote")]
+    with serving(laboratory, *places):
         pod_before, *before = answers()
         laboratory.run("node", "iptables-restore", "--noflush", stdin=neighbours.CALICO)
         try:

@@ -1,13 +1,16 @@
-"""Second scopes with each method to recognise local pods, with marks of other programs, and while scopes change."""
+"""Second scopes with each method to recognise local pods, while scopes change, and with the commands plan, verify and cleanup."""
 
 import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +18,11 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.translation_settings import Binding
 from tests.packets.questions import ANSWERED, ATTEMPTS
+from tests.packets.switching import configure
 from tests.packets.test_scopes import API, BOTH, LOCAL
-from tests.support import cluster, golden_state, lab, nft_state, patience
+from tests.support import cluster, golden_state, harm, lab, nft_state, patience
 from tests.support.cluster import Endpoint, service
+from tests.support.program import Ended, run_in_turn
 
 pytestmark = [pytest.mark.kernel]
 
@@ -125,6 +130,19 @@ def test_pods_outside_the_local_ranges_are_treated_as_by_kube_proxy_and_outside_
             laboratory.ip("node", f"address del {address}{alone} dev cni0", f"address add {address}{whole} dev cni0")
 
 
+def test_a_pod_of_another_node_with_an_address_in_this_nodes_pod_cidrs_counts_as_an_outside_client(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
+    """With Calico's own address management, a pod of another node may have an address in this node's ``spec.podCIDRs``."""
+    node = cluster.node() | {"spec": {"podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"]}}
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        have_web(running, [node])
+        for family in Family:
+            here = lab.Result(ANSWERED, backends("p1", family=family), backends("r2", family=family))
+            assert ask(running, "r2", "node", 30001, family) == here
+            assert ask(running, "r2", "node", 30002, family).outcome == "timeout"
+
+
 WITHOUT_MANGLE = """\
 #!/bin/bash
 IFS= read -r -d '' text
@@ -183,6 +201,102 @@ def test_connections_survive_a_restart_with_other_marks_and_the_complete_removal
         running.program.__exit__(None, None, None)
 
 
+# A switch by a reload, and the commands plan, verify and cleanup.
+
+FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
+"""A virtual server of another program, whose mark uses bits of our marks."""
+BESIDE = re.compile(r"sysctl|flow")
+"""A network namespace may not change the size of the connection table; a host may. Each start reads the tracked flows."""
+
+
+def test_a_reload_switches_second_scopes_off_and_on_without_a_lost_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    configure(path)
+    with cluster.Cluster(laboratory, tmp_path, f"--config={path}") as running:
+        have_web(running)
+        process = running.program.process_id
+        held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
+        assert {one.backend for one in held} == set(backends("p1", "r1"))
+        with laboratory.load("host", "TCP", cluster.address("balancer 1", Family.IPV4), 80, interval_s=0.1) as loads:
+            configure(path, trafficScopes="kube-proxy")
+            running.wait_until(lambda: ask(running, "p2", "balancer 1").backends == backends("p1"), "switched off")
+            assert [one.ask() for one in held] == [one.backend for one in held]
+            held[1].abort()
+            configure(path)
+            running.wait_until(lambda: ask(running, "p2", "balancer 1").backends == backends("p1", "r1"), "switched on")
+            assert held[0].ask() == held[0].backend
+        (load,) = loads
+        assert (load.failed, load.outcomes["ok"] > 5) == (0, True), load.failures
+        held[0].abort()
+        # Without this deadline, closed connections remain for two minutes.
+        configure(path, trafficScopes="kube-proxy", drainDeadline="1s")
+        running.wait_until(lambda: has_no_traces(running), "without a trace")
+        assert running.program.process_id == process
+        assert running.program.is_alive
+
+
+def _differences(verified: Ended) -> list[str]:
+    found = [" ".join((one["kind"], one["object"])) for one in json.loads(verified.output)["differences"]]
+    return [one for one in found if not BESIDE.search(one)]
+
+
+def test_run_repairs_drift_of_scopes_plan_and_verify_show_it_and_cleanup_removes_only_our_marks(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        running.have(service("web", 1, *BOTH, balancer=True, protocols=TCP, **LOCAL))
+        mark, whole = str(int(_marks()[0], 16)), _all_scopes()
+        for damage in (
+            ("ipvsadm", "-D", "-f", mark),
+            ("ipvsadm", "-E", "-f", mark, "-s", "wlc"),
+            harm.flush_set("KUBE-IPVSPROXY-SCOPE"),
+            harm.flush_chain("mangle", "KUBE-IPVSPROXY-MARK"),
+        ):
+            found = len(running.logged("event=drift_found"))
+            subprocess.run(damage, check=True, timeout=300)
+            is_repaired = functools.partial(_is_repaired, running, found, whole)
+            running.wait_until(is_repaired, f"repaired after {' '.join(damage)}")
+        assert ask(running, "p2", "balancer 1").backends == backends("p1", "r1")
+
+        laboratory.run("node", *FOREIGN)
+        running.program.__exit__(None, None, None)
+        assert _differences(*running.run("verify --output=json")) == []
+        entry = golden_state.read_state(("ipsets",), cluster.BACKEND)["ipsets"]["KUBE-IPVSPROXY-SCOPE"]["members"][0]
+        laboratory.run("node", "ipvsadm", "-D", "-f", mark)
+        laboratory.run("node", *harm.remove_entry("KUBE-IPVSPROXY-SCOPE", entry.split()[0]))
+        laboratory.run("node", *harm.flush_chain("mangle", "KUBE-IPVSPROXY-ARRIVAL"))
+        verified, planned = running.run("verify --output=json", "plan --output=json")
+        found_kinds = {one.split()[0] for one in _differences(verified)}
+        operations = [one for one in json.loads(planned.output)["operations"] if not BESIDE.search(one["kind"])]
+        assert found_kinds == {"virtual_server", "set_entry", "rules"}
+        assert {one["kind"] for one in operations} == {"virtual_server", "real_server", "set_entry", "rules"}
+        assert not [one for one in operations if one["verb"] not in ("add", "set")]
+        assert len(traces(running)) > 1
+        (done,) = run_in_turn(("--cleanup", *API), within_s=300)
+        assert done.status == 0, done.error
+        assert [line.split()[:2] for line in traces(running)] == [["FWM", f"{int(FOREIGN[3]):08X}"]]
+
+
+def _marks() -> list[str]:
+    return [line.split()[1] for line in Path("/proc/net/ip_vs").read_text().splitlines() if line.startswith("FWM")]
+
+
+def _is_repaired(running: cluster.Cluster, found: int, state: golden_state.State) -> bool:
+    """Whether ipvsproxy has reported drift more than ``found`` times, and the kernel has the ``state`` from before the drift."""
+    return len(running.logged("event=drift_found")) > found and _all_scopes() == state
+
+
+def _all_scopes() -> golden_state.State:
+    state = golden_state.read_state(("virtual_servers", "ipsets", "iptables"), cluster.BACKEND)
+    servers = {row: value for part in ("virtual_servers", "real_servers") for row, value in state[part].items()}
+    sets = {name: content for name, content in state["ipsets"].items() if "IPVSPROXY" in name}
+    rules = {chain: lines for chain, lines in state["iptables"].items() if "IPVSPROXY" in chain}
+    return {"servers": {row: one for row, one in servers.items() if row.startswith("FWM")}, "sets": sets, "rules": rules}
+
+
+# One run of the program for all other tests.
+
+
 @pytest.fixture(name="running", scope="module")
 def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
     """One run of the program for all tests that need no special flags. Each test starts with its own objects only.
@@ -230,18 +344,6 @@ def test_a_node_without_a_local_endpoint_does_not_answer_pods_of_third_nodes_at_
             assert pod(to, 30001, count=ATTEMPTS) == lab.Result(ANSWERED, (local,), (source,))
             assert pod(to, 30002, count=ATTEMPTS).outcome == "timeout"
             assert pod(to, 30008, count=ATTEMPTS) == lab.Result(ANSWERED, (local,), (source,)), "the last resort here"
-
-
-def test_a_packet_whose_mark_another_program_changed_is_treated_as_by_kube_proxy(running: cluster.Cluster) -> None:
-    rule = ("filter", "INPUT", "-i", "cni0", "-j", "MARK", "--set-xmark", "0x10000/0xffff0000")
-    have_web(running)
-    running.lab.run("node", "iptables", "-t", rule[0], "-I", *rule[1:])
-    try:
-        assert ask(running, "p2", "balancer 1").backends == backends("p1")
-        assert ask(running, "p2", "balancer 2").backends == backends("r1")
-        assert ask(running, "host", "balancer 1").backends == backends("p1", "r1")
-    finally:
-        running.lab.run("node", "iptables", "-t", rule[0], "-D", *rule[1:])
 
 
 def test_a_packet_that_a_process_marked_itself_reaches_its_destination(running: cluster.Cluster) -> None:
@@ -345,7 +447,7 @@ def test_an_address_that_moves_while_no_process_runs_does_not_affect_clients_of_
     before = marks(running)
     restart_under_load(running, (2, "r1"), (3, "p1"))
     assert ask(running, "p2", "balancer 1").backends == backends("r1")
-    _check_verified(running)
+    assert differences(running) == []
     moved = cluster.address("balancer 1", Family.IPV4)
     assert [one for one in marks(running) if not one.startswith(moved)] == [one for one in before if not one.startswith(moved)]
 
@@ -366,9 +468,11 @@ def test_a_load_balancer_address_that_is_also_a_cluster_ip_or_a_node_address_ser
     for client in ("p2", "host"):
         assert ask(running, client, "cluster 1").backends == backends("r1")
         assert ask(running, client, "node", 30080).backends == backends("r1")
-    _check_verified(running)
+    assert differences(running) == []
 
 
-def _check_verified(running: cluster.Cluster) -> None:
+def differences(running: cluster.Cluster) -> list[Any]:
+    """The differences that ``verify`` reports."""
     (verified,) = running.run("verify --output=json")
-    assert json.loads(verified.output)["differences"] == []
+    found: list[Any] = json.loads(verified.output)["differences"]
+    return found

@@ -1,12 +1,11 @@
 """Two scopes for one address with externalTrafficPolicy Local: who answers clients on this node and outside clients."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.translation_settings import Binding
 from tests.packets import questions
 from tests.packets.bindings import with_addresses
 from tests.packets.questions import ANSWERED, ATTEMPTS, MASQUERADED, Question, Row
@@ -15,7 +14,7 @@ from tests.support.cluster import Endpoint, service
 
 pytestmark = [pytest.mark.kernel, with_addresses]
 
-API = ("--ipvs-traffic-scopes=api",)
+API = FLAGS = ("--ipvs-traffic-scopes=api",)
 BOTH = ("p1", "r1")
 LOCAL: dict[str, Any] = {"externalTrafficPolicy": "Local"}
 SERVICES = [
@@ -35,21 +34,19 @@ SERVICES = [
 
 ROWS = [
     *(
-        Row(f"{who} to {to}: {about}", who, to, port, outcome, backends, sources)
-        for to, number, port in (("balancer", 1, 0), ("external", 1, 0), ("node", 0, 30001), ("bridge", 0, 30001))
-        for to in (f"{to} {number}" if number else to,)
-        for who, about, outcome, backends, sources in (
-            ("client", "local endpoints, address kept", ANSWERED, "p1", "client"),
-            ("p2", "all endpoints, address kept", ANSWERED, "p1 r1", "p2"),
+        Row(f"{who} to {to}: {about}", who, to, port, ANSWERED, endpoints, who)
+        for to, port in (("balancer 1", 0), ("external 1", 0), ("node", 30001), ("bridge", 30001))
+        for who, about, endpoints in (
+            ("client", "local endpoints, address kept", "p1"),
+            ("p2", "all endpoints, address kept", "p1 r1"),
         )
     ),
     *(
-        Row(f"{who} to {to} without a local endpoint: {about}", who, to, port, outcome, backends, sources)
-        for to, number, port in (("balancer", 2, 0), ("external", 2, 0), ("node", 0, 30002))
-        for to in (f"{to} {number}" if number else to,)
-        for who, about, outcome, backends, sources in (
-            ("client", "dropped", "timeout", "", ""),
-            ("p2", "all endpoints, address kept", ANSWERED, "r1", "p2"),
+        row
+        for to, port in (("balancer 2", 0), ("external 2", 0), ("node", 30002))
+        for row in (
+            Row(f"client to {to} without a local endpoint: dropped", "client", to, port, "timeout"),
+            Row(f"p2 to {to} without a local endpoint: all endpoints, address kept", "p2", to, port, ANSWERED, "r1", "p2"),
         )
     ),
     Row("a process of this host to a balancer: all endpoints", "host", "balancer 1", 0, ANSWERED, "p1 r1", MASQUERADED),
@@ -88,17 +85,10 @@ QUESTIONS = questions.questions(ROWS)
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[cluster.Cluster]:
-    directory = tmp_path_factory.mktemp("scopes")
-    with cluster.Cluster(laboratory, directory, *API, f"--ipvs-vip-binding={binding}") as running:
-        running.have(SERVICES)
-        running.settle()
-        yield running
-
-
-@pytest.fixture(scope="module", name="answers")
-def _answers(running: cluster.Cluster, binding: Binding) -> Mapping[Question, lab.Result]:
-    return questions.ask(running.lab, questions.of_binding(QUESTIONS, binding))
+def _running(running: cluster.Cluster) -> cluster.Cluster:
+    running.have(SERVICES)
+    running.settle()
+    return running
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)

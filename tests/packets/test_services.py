@@ -4,14 +4,13 @@ Each request is sent over TCP, UDP and SCTP and over IPv4 and IPv6, to one run o
 module. ``test_changes.py`` covers changes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 from ipvsproxy.model.net import Family, host_port, parse_address
-from ipvsproxy.translate.translation_settings import Binding
 from tests.packets import questions
-from tests.packets.questions import ANSWERED, ATTEMPTS, EVERY_KIND, MASQUERADED, Question, Row
+from tests.packets.questions import ANSWERED, ATTEMPTS, MASQUERADED, Question, Row
 from tests.support import cluster, lab
 from tests.support.cluster import Endpoint, service
 
@@ -66,35 +65,43 @@ PROXIED[0]["status"]["loadBalancer"]["ingress"] = [
 ]
 
 
-ROWS = [
+EVERY_KIND = [
     Row("a pod keeps its address on the way to a cluster IP", "p2", "cluster 1", 0, ANSWERED, "p1 r1", "p2"),
     Row("the node itself is masqueraded", "host", "cluster 1", 0, ANSWERED, "p1 r1", MASQUERADED),
-    Row("a cluster IP answers outside clients that are routed here", "client", "cluster 1", 0, ANSWERED, "p1 r1", MASQUERADED),
     Row("a pod reaches itself through its Service", "p1", "cluster 13", 0, ANSWERED, "p1", "bridge"),
     Row("a node port leads to all nodes", "client", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
+    Row("an external IP leads to all nodes", "client", "external 2", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a load balancer's IP leads to all nodes", "client", "balancer 3", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a local load balancer stays here and keeps the client's address", "client", "balancer 5", 0, ANSWERED, "p1", "client"),
+    Row("a local load balancer keeps pods here, too", "p2", "balancer 5", 0, ANSWERED, "p1", "p2"),
+    Row("internal traffic stays here", "p2", "cluster 7", 0, ANSWERED, "p1", "p2"),
+    Row("a client in the source ranges is served", "client", "balancer 9", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a client outside the source ranges is dropped", "client2", "balancer 9", 0, "timeout"),
+    Row("a cluster IP without endpoints refuses", "p2", "cluster 19", 0, "refused"),
+    Row("a node port without endpoints refuses", "client", "node", 30019, "refused"),
+    Row("the host's ssh is not on a cluster IP", "client", "cluster 1", 22, "refused", protocols=("TCP",)),
+    Row("the host's ssh is not on an external IP", "client", "external 2", 22, "refused", protocols=("TCP",)),
+    Row("the host's ssh is not on a load balancer's IP", "client", "balancer 5", 22, "refused", protocols=("TCP",)),
+]
+ROWS = [
+    *(row._replace(is_of_every_kind=True) for row in EVERY_KIND),
+    Row("a cluster IP answers outside clients that are routed here", "client", "cluster 1", 0, ANSWERED, "p1 r1", MASQUERADED),
     Row("a node port answers on every address of the node", "client", "bridge", 30001, ANSWERED, "p1 r1", MASQUERADED),
     Row("a node port answers pods", "p2", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
     Row("a node port answers the other node", "remote", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
     Row("a node port answers its node", "host", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
     Row("a node port is not on the cluster IP", "client", "cluster 1", 30001, "refused"),
-    Row("an external IP leads to all nodes", "client", "external 2", 0, ANSWERED, "p1 r1", MASQUERADED),
     Row("an external IP answers pods", "p2", "external 2", 0, ANSWERED, "p1 r1", MASQUERADED),
     Row("an external IP answers its node", "host", "external 2", 0, ANSWERED, "p1 r1", MASQUERADED),
-    Row("a load balancer's IP leads to all nodes", "client", "balancer 3", 0, ANSWERED, "p1 r1", MASQUERADED),
     Row("a load balancer's IP answers pods", "p2", "balancer 3", 0, ANSWERED, "p1 r1", MASQUERADED),
     Row("a load balancer's IP answers its node", "host", "balancer 3", 0, ANSWERED, "p1 r1", MASQUERADED),
     Row("a local external IP stays here and keeps the client's address", "client", "external 4", 0, ANSWERED, "p1", "client"),
     Row("a local Service's cluster IP leads to all nodes", "p2", "cluster 4", 0, ANSWERED, "p1 r1", "p2"),
-    Row("a local load balancer stays here and keeps the client's address", "client", "balancer 5", 0, ANSWERED, "p1", "client"),
-    Row("a local load balancer keeps pods here, too", "p2", "balancer 5", 0, ANSWERED, "p1", "p2"),
     Row("a local node port stays here and keeps the client's address", "client", "node", 30005, ANSWERED, "p1", "client"),
     Row("a local load balancer without a local endpoint leads pods to other nodes", "p2", "balancer 6", 0, ANSWERED, "r1", "p2"),
-    Row("internal traffic stays here", "p2", "cluster 7", 0, ANSWERED, "p1", "p2"),
     Row("internal traffic of the node stays here", "host", "cluster 7", 0, ANSWERED, "p1", "bridge"),
     Row("internal traffic without a local endpoint is refused despite a node port", "p2", "cluster 8", 0, "refused"),
     Row("a node port of a Service with internal traffic", "client", "node", 30008, ANSWERED, "r1", "node"),
-    Row("a client in the source ranges is served", "client", "balancer 9", 0, ANSWERED, "p1 r1", MASQUERADED),
-    Row("a client outside the source ranges is dropped", "client2", "balancer 9", 0, "timeout"),
     Row("a pod outside the source ranges is dropped", "p2", "balancer 9", 0, "timeout"),
     Row("a node outside the source ranges is dropped", "host", "balancer 9", 0, "timeout"),
     Row("source ranges do not restrict the cluster IP", "p2", "cluster 9", 0, ANSWERED, "p1 r1", "p2"),
@@ -111,43 +118,24 @@ ROWS = [
     Row("hints keep traffic in the zone", "p2", "cluster 16", 0, ANSWERED, "r1", "p2"),
     Row("hints are ignored if an endpoint has none", "p2", "cluster 17", 0, ANSWERED, "p1 r1", "p2"),
     Row("hints keep traffic for a node", "p2", "cluster 18", 0, ANSWERED, "r1", "p2"),
-    Row("a cluster IP without endpoints refuses", "p2", "cluster 19", 0, "refused"),
     Row("a load balancer without endpoints refuses", "client", "balancer 19", 0, "refused"),
-    Row("a node port without endpoints refuses", "client", "node", 30019, "refused"),
     Row("two Services share an address: one port", "client", "balancer 21", 0, ANSWERED, "p1", "bridge", ("TCP",)),
     Row("two Services share an address: the other port", "client", "balancer 21", 0, ANSWERED, "r1", "node", ("UDP",)),
-    Row("the host's ssh is not on a cluster IP", "client", "cluster 1", 22, "refused", protocols=("TCP",)),
-    Row("the host's ssh is not on an external IP", "client", "external 2", 22, "refused", protocols=("TCP",)),
-    Row("the host's ssh is not on a load balancer's IP", "client", "balancer 5", 22, "refused", protocols=("TCP",)),
 ]
 
 QUESTIONS = questions.questions(ROWS)
 
-assert {row.about for row in ROWS} >= EVERY_KIND
-
 
 @pytest.fixture(scope="module", name="running")
-def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[cluster.Cluster]:
-    directory = tmp_path_factory.mktemp("services")
-    with cluster.Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
-        running.have(SERVICES, SHARED, PROXIED)
-        running.settle()
-        yield running
-
-
-@pytest.fixture(scope="module", name="answers")
-def _answers(request: pytest.FixtureRequest, running: cluster.Cluster, binding: Binding) -> Mapping[Question, lab.Result]:
-    tests = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
-    asked = {item.callspec.params.get("question") for item in tests if hasattr(item, "callspec")}
-    return questions.ask(running.lab, [question for question in questions.of_binding(QUESTIONS, binding) if question in asked])
+def _running(running: cluster.Cluster) -> cluster.Cluster:
+    running.have(SERVICES, SHARED, PROXIED)
+    running.settle()
+    return running
 
 
 @pytest.mark.parametrize(
     "question",
-    [
-        pytest.param(one, marks=[pytest.mark.distribution] if one.row.about in EVERY_KIND else [], id=str(one))
-        for one in QUESTIONS
-    ],
+    [pytest.param(one, marks=[pytest.mark.distribution] * one.row.is_of_every_kind, id=str(one)) for one in QUESTIONS],
 )
 def test_requests_have_the_result_that_the_service_api_defines(
     answers: Mapping[Question, lab.Result], question: Question
@@ -186,13 +174,3 @@ def test_a_load_balancer_address_with_ip_mode_proxy_is_not_served(running: clust
     addresses = {family: cluster.address("balancer 23", family) for family in Family}
     assert not {address for _, address, _ in running.virtual_servers()} & set(addresses.values())
     assert not any(address in running.local_addresses() for address in addresses.values())
-
-
-def test_service_addresses_are_made_local_only_by_the_chosen_binding(running: cluster.Cluster, binding: Binding) -> None:
-    served = {
-        cluster.address(f"{kind} {number}", family) for kind, number in (("cluster", 1), ("external", 2)) for family in Family
-    }
-    on_device, routed = (running.local_addresses(one) for one in (Binding.ADDRESSES, Binding.ROUTES))
-    chosen, other = (on_device, routed) if binding is Binding.ADDRESSES else (routed, on_device)
-    assert served <= chosen
-    assert other == set()

@@ -10,21 +10,14 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from tests.packets.nf_tables import NEEDS_NF_TABLES
+from tests.packets.test_backends import SERVICES
 from tests.packets.test_scopes import API
 from tests.support import cluster, lab
-from tests.support.cluster import Cluster, service
+from tests.support.cluster import Cluster
 
-pytestmark = [
-    pytest.mark.kernel,
-    NEEDS_NF_TABLES,
-]
+pytestmark = [pytest.mark.kernel, NEEDS_NF_TABLES]
 
 OF_IPTABLES = re.compile(r"ip_set\w*|xt_\w+|ipt_\w+|ip6t_\w+|x_tables|ip6?_tables|ip6?table_\w+|nft_compat")
-SERVICES = [
-    *service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001),
-    *service("local", 2, "p1", "r1", balancer=True, node_port=30002, externalTrafficPolicy="Local"),
-    *service("ranges", 3, "p1", balancer=True, loadBalancerSourceRanges=["172.18.0.50/32", "fc00:f853:ccd::50/128"]),
-]
 LOOKING = ("explain default/web", "verify", "plan", "doctor")
 
 
@@ -77,7 +70,7 @@ def test_services_are_served_and_inspected_without_any_iptables_module(
         (chosen,) = running.logged("event=rules_backend_chosen")
         assert "backend=nftables" in chosen
         assert ("iptables is not in PATH" in chosen) == (backend == "auto")
-        running.have(SERVICES)
+        running.have(*SERVICES)
         for family in Family:
             for to, from_ in (("balancer 1", "client"), ("cluster 1", "host"), ("balancer 2", "p2"), ("balancer 3", "client")):
                 source = cluster.address("client", family) if from_ == "client" else None
@@ -120,7 +113,7 @@ def test_a_start_runs_no_process_if_the_needed_modules_are_loaded(laboratory: la
         before = len(running.logged("event=process_started")) if not is_first else 0
         running.start()
         try:
-            running.have(SERVICES if is_first else SERVICES[1:])
+            running.have(*(SERVICES if is_first else SERVICES[1:]))
             started = running.logged("event=process_started")[before:]
             assert all("modprobe" in one for one in started), started
             assert is_first or started == []

@@ -7,6 +7,7 @@ a route.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import re
 import signal
@@ -37,17 +38,19 @@ _MANGLE = ("-w", "-t", "mangle")
 DIRECT = ("--ipvs-direct-return=on", "--ipvs-traffic-scopes=kube-proxy")
 
 
+def node(name: str, *addresses: str, takes_part: bool = True) -> dict[str, Any]:
+    """A Node, which may take part in direct return."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "annotations": {"ipvsproxy.io/direct-return": "true"} if takes_part else {}},
+        "status": {"addresses": [{"type": "InternalIP", "address": one} for one in addresses]},
+    }
+
+
 def nodes(*taking_part: str) -> list[dict[str, Any]]:
     """The three Nodes, of which only the given Nodes take part in direct return."""
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": name, "annotations": {"ipvsproxy.io/direct-return": "true"} if name in taking_part else {}},
-            "status": {"addresses": [{"type": "InternalIP", "address": one} for one in ENTRIES[place]]},
-        }
-        for name, place in NODES.items()
-    ]
+    return [node(name, *ENTRIES[place], takes_part=name in taking_part) for name, place in NODES.items()]
 
 
 def program_at(laboratory: lab.Lab, place: str, manifests: Path, log: Path, *flags: str) -> program.Program:
@@ -82,13 +85,12 @@ class Three:
         """The lab."""
         return self.cluster.lab
 
-    def start(self, place: str, *flags: str) -> None:
-        """Start the program of a node with these additional flags, unless it runs, and wait until nothing is left to do."""
+    def start(self, place: str) -> None:
+        """Start the program of a node, unless it runs, and wait until nothing is left to do."""
         if place not in self._programs:
             before, log = len(self._syncs(place)), self.directory / f"log-{place}"
-            self._programs[place] = program_at(
-                self.lab, place, self.directory / "manifests", log, *self._flags(place), *flags
-            ).__enter__()
+            started = program_at(self.lab, place, self.directory / "manifests", log, *self._flags(place))
+            self._programs[place] = started.__enter__()
             self.wait_until(place, lambda: len(self._syncs(place)) > before and self._is_settled(place), "synced")
 
     def _flags(self, place: str) -> list[str]:
@@ -207,16 +209,6 @@ class Three:
         return done.returncode == 0
 
 
-@contextlib.contextmanager
-def three_nodes(laboratory: lab.Lab, directory: Path, *flags: str) -> Iterator[Three]:
-    """The lab with a third node, and a program on each of the three nodes."""
-    laboratory.add_node("third", "4")
-    with cluster.Cluster(laboratory, directory, *flags) as running, Three(running, directory, flags) as three:
-        for place in ("remote", "third"):
-            three.start(place)
-        yield three
-
-
 def load_tunnels() -> None:
     """Load the modules of tunnels; the test is skipped if the kernel has none."""
     if subprocess.run(["modprobe", "--all", *TUNNEL_MODULES.values()], capture_output=True, check=False).returncode:
@@ -225,10 +217,15 @@ def load_tunnels() -> None:
 
 @contextlib.contextmanager
 def running(directory: Path, *flags: str) -> Iterator[Three]:
-    """Three nodes in a separate lab; the test is skipped if the kernel has no tunnels."""
+    """Three nodes in a separate lab, with a program on each; the test is skipped if the kernel has no tunnels."""
     load_tunnels()
-    with lab.Lab() as laboratory, three_nodes(laboratory, directory, *DIRECT, *flags) as three:
-        yield three
+    flags = (*DIRECT, *flags)
+    with lab.Lab() as laboratory:
+        laboratory.add_node("third", "4")
+        with cluster.Cluster(laboratory, directory, *flags) as first, Three(first, directory, flags) as three:
+            for place in ("remote", "third"):
+                three.start(place)
+            yield three
 
 
 def web(*pods: cluster.Endpoint | str, weights: str = "", **more: Any) -> list[dict[str, Any]]:
@@ -237,17 +234,19 @@ def web(*pods: cluster.Endpoint | str, weights: str = "", **more: Any) -> list[d
     return service("web", 1, *pods, balancer=True, annotations=annotations, **more)
 
 
+def check_served(three: Three, protocol: str, family: Family, *pods: str, count: int = CLIENTS) -> None:
+    """New connections reach these pods, which see the client's address, and no other pods."""
+    to, client = (cluster.address(name, family) for name in ("balancer 1", "client"))
+    seen = three.lab.probe("client", protocol, to, cluster.PORTS[protocol][0], src=client, count=count, timeout_s=20.0)
+    backends = tuple(sorted(cluster.address(name, family) for name in pods))
+    assert seen == lab.Result("ok", backends, (client,)), (protocol, family)
+
+
 def check_each_protocol(three: Three, entry: str) -> None:
     """Outside clients use this node of entry for endpoints on two nodes; answers of other nodes bypass the node of entry."""
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by(entry)
     with three.counting_answers(entry) as answers:
-        for protocol, (port, _) in cluster.PORTS.items():
-            for family in Family:
-                client = cluster.address("client", family)
-                seen = three.lab.probe(
-                    "client", protocol, cluster.address("balancer 1", family), port, src=client, count=CLIENTS, timeout_s=20.0
-                )
-                backends = tuple(sorted(cluster.address(name, family) for name in ("p1", "r1")))
-                assert seen == lab.Result("ok", backends, (client,)), (protocol, family)
-                assert answers() == 0, (protocol, family)
+        for protocol, family in itertools.product(cluster.PORTS, Family):
+            check_served(three, protocol, family, "p1", "r1")
+            assert answers() == 0, (protocol, family)
