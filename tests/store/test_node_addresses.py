@@ -51,11 +51,6 @@ def test_an_endpoint_on_this_node_or_without_a_node_shows_no_address_of_another_
     assert _others(_store(_service(TAKEN), _slice(node=node))) == {}
 
 
-def test_a_node_object_shows_which_addresses_belong_to_the_node() -> None:
-    other = builders.node(TAKEN, name=OTHER_NODE)
-    assert _others(_store(other, _service(TAKEN))) == _others(_store(_service(TAKEN), other)) == {TAKEN: OTHER_NODE}
-
-
 def test_an_address_in_a_deleted_endpoint_slice_is_no_longer_known_as_a_nodes_address() -> None:
     service, item = _service(TAKEN), _slice()
     store = _store(service, item)
@@ -87,12 +82,13 @@ def test_a_nodes_address_stays_known_while_another_endpoint_slice_or_node_object
     assert _others(store) == {}
 
 
-def test_an_address_of_a_deleted_node_is_no_longer_known_as_a_nodes_address() -> None:
+def test_a_node_object_shows_which_addresses_belong_to_the_node_until_it_is_deleted() -> None:
     other = builders.node(TAKEN, name=OTHER_NODE)
-    store = _store(_service(TAKEN), other)
-    assert _others(store) == {TAKEN: OTHER_NODE}
-    store.deliver([Gone(ObjectKind.NODE, memory_node.key_of(other))], 0)
-    assert _others(store) == {}
+    for objects in ((_service(TAKEN), other), (other, _service(TAKEN))):
+        store = _store(*objects)
+        assert _others(store) == {TAKEN: OTHER_NODE}
+        store.deliver([Gone(ObjectKind.NODE, memory_node.key_of(other))], 0)
+        assert _others(store) == {}
 
 
 def test_an_endpoint_slice_that_arrived_before_the_look_up_of_a_new_address_is_counted_once() -> None:

@@ -19,6 +19,7 @@ from ipvsproxy.model.service import (
     Gone,
     Listed,
     ListStarted,
+    Node,
     ObjectKind,
     Rejected,
     ServiceName,
@@ -366,13 +367,6 @@ def test_services_missing_from_an_unconfirmed_list_are_only_remembered_until_the
     assert (remembered(), len(store.services)) == (set(), 0)
 
 
-def test_a_list_without_most_endpoint_slices_needs_confirmation() -> None:
-    store, _ = guarded_store(20)
-    store.deliver([listed(kind=ObjectKind.ENDPOINT_SLICE)], 10)
-    assert all(len(store.slices_of(name)) == 1 for name in store.services)
-    assert store.doubts[ObjectKind.ENDPOINT_SLICE].missing == 20
-
-
 def emptied(count: int) -> list[ApiObject]:
     """One EndpointSlice without endpoints for each of ``count`` Services."""
     return [builders.endpoint_slice(service=f"web-{number}") for number in range(count)]
@@ -413,12 +407,18 @@ def test_a_list_may_empty_some_endpoint_slices_and_a_watch_may_empty_any_number(
     assert (len(store.take().services), dict(store.doubts)) == (15, {})
 
 
-@pytest.mark.parametrize("others", [2, 20])
-def test_a_list_without_most_nodes_removes_no_node_until_another_list_confirms_it(others: int) -> None:
+def store_with_nodes(others: int) -> tuple[Store, list[Node]]:
+    """A store that needs a second list if most nodes are missing from a list, and the nodes that it knows besides this node."""
     store = Store(STARTED_S, Guard(50, all_nodes=True), here=NODE.name)
     nodes = [msgspec.structs.replace(OTHER, name=f"node-{number}") for number in range(others)]
     deliver(store, NODE, *nodes)
     store.deliver([listed(NODE, *nodes, kind=ObjectKind.NODE)], 2)
+    return store, nodes
+
+
+@pytest.mark.parametrize("others", [2, 20])
+def test_a_list_without_most_nodes_removes_no_node_until_another_list_confirms_it(others: int) -> None:
+    store, _ = store_with_nodes(others)
     store.take()
     for items in ([], [NODE]):
         store.deliver([listed(*items, kind=ObjectKind.NODE)], 10)
@@ -429,10 +429,8 @@ def test_a_list_without_most_nodes_removes_no_node_until_another_list_confirms_i
 
 
 def test_a_list_may_remove_half_of_the_nodes_and_a_watch_may_remove_any_number() -> None:
-    store = Store(STARTED_S, Guard(50, all_nodes=True), here=NODE.name)
-    nodes = [msgspec.structs.replace(OTHER, name=f"node-{number}") for number in range(3)]
-    deliver(store, NODE, *nodes)
-    store.deliver([listed(NODE, *nodes, kind=ObjectKind.NODE), listed(NODE, nodes[0], kind=ObjectKind.NODE)], 2)
+    store, nodes = store_with_nodes(3)
+    store.deliver([listed(NODE, nodes[0], kind=ObjectKind.NODE)], 2)
     assert store.tunnels[0].keys() == {"node-0"}
     store.deliver([gone(nodes[0])], 3)
     assert (store.tunnels[0], dict(store.doubts)) == ({}, {})

@@ -4,11 +4,13 @@ from collections.abc import Iterable
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, render
-from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
 from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.translate import trace
 from ipvsproxy.translate.skeleton import build_skeleton
+from ipvsproxy.translate.trace import TracedClient
 from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
 from tests.support import builders
@@ -62,3 +64,24 @@ def _target(rule: Rule, family: Family) -> str:
 def texts(skeleton: Skeleton, table: str, chain: str) -> Iterable[str]:
     """The rules of a chain as iptables-save prints them."""
     return skeleton.in_force.chains[ChainKey(table, chain)]
+
+
+def exposed(protocol: Protocol, *, is_local: bool) -> Service:
+    """A Service with every kind of address: its load balancer has 192.0.2.80, and its external address is 192.0.2.90."""
+    return builders.service(
+        "web",
+        builders.service_port(80, protocol, node_port=30080),
+        kind=ServiceType.LOAD_BALANCER,
+        external=["192.0.2.90"],
+        load_balancer=["192.0.2.80"],
+        external_local=is_local,
+    )
+
+
+def traced(service: Service, key: VirtualServerKey, client: TracedClient, settings: Settings) -> trace.Trace:
+    """The way of a client's connection through the rules of a node that serves only this Service."""
+    view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
+    state = state_of(service, builders.endpoint_slice(builders.endpoint("10.244.3.1")), view=view, settings=settings)
+    connection = trace.connection_of(client, key, settings, view)
+    rules = skeleton_of(state, view=view, settings=settings)
+    return trace.follow(rules, set(state.entries).__contains__, connection, has_scopes=False)

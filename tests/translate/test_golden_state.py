@@ -130,6 +130,7 @@ def _without_what_no_translation_shows(recorded: Mapping[str, Any]) -> State:
     return shown | {"health_check_node_ports": listening}
 
 
+@pytest.mark.checklist(45, 57)
 @pytest.mark.parametrize(("profile", "phase", "section"), CASES)
 def test_translation_equals_the_recording(directory: Path, profile: str, phase: str, section: str) -> None:
     recorded = _without_what_no_translation_shows(golden_fixtures.desired(profile, phase))

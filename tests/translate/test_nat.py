@@ -10,11 +10,9 @@ import itertools
 import pytest
 
 from ipvsproxy.model.net import Family, Protocol
-from ipvsproxy.model.rules import Backend, ChainKey, InvertMark, SetMark, Skeleton
-from ipvsproxy.model.service import Service, ServiceType
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
-from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate import skeleton, trace
+from ipvsproxy.model.rules import Backend, ChainKey, InvertMark, SetMark
+from ipvsproxy.model.sets import SCOPE_KINDS, SetKind
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.trace import TracedClient
 from ipvsproxy.translate.translation_settings import Binding, LocalMode, Settings
 from tests.support import builders
@@ -103,44 +101,21 @@ def test_each_address_with_node_ports_has_a_jump_to_the_node_port_chain() -> Non
     ]
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (Settings(masquerade_all=True), [f"-m set --match-set KUBE-CLUSTER-IP origdst,origdst {MASQUERADE}"]),
-        (Settings(), [f"-m set --match-set KUBE-CLUSTER-IP src,origdst {MASQUERADE}"]),
-        (
-            Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0"),
-            [
-                f"! -i cbr0 -m set --match-set KUBE-CLUSTER-IP origdst,origdst {MASQUERADE}",
-                f"-m set --match-set KUBE-CLUSTER-IP origdst,origdst -m addrtype --src-type LOCAL {MASQUERADE}",
-            ],
-        ),
-        (
-            Settings(detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="veth", masquerade_all=True),
-            [f"-m set --match-set KUBE-CLUSTER-IP origdst,origdst {MASQUERADE}"],
-        ),
-    ],
-)
-def test_clients_of_cluster_ips_are_distinguished_behind_ipvs_in_the_same_manner_as_before_ipvs(
-    settings: Settings, expected: list[str]
-) -> None:
-    assert _cluster_rules(dataclasses.replace(settings, backend=Backend.NFTABLES)) == expected
+@pytest.mark.parametrize("masquerade_all", [False, True])
+def test_if_pods_are_recognised_by_interface_this_host_has_a_rule_unless_all_are_masqueraded(*, masquerade_all: bool) -> None:
+    settings = Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0", masquerade_all=masquerade_all)
+    of_cluster_ips = "-m set --match-set KUBE-CLUSTER-IP origdst,origdst"
+    assert _cluster_rules(dataclasses.replace(settings, backend=Backend.NFTABLES)) == (
+        [f"{of_cluster_ips} {MASQUERADE}"]
+        if masquerade_all
+        else [f"! -i cbr0 {of_cluster_ips} {MASQUERADE}", f"{of_cluster_ips} -m addrtype --src-type LOCAL {MASQUERADE}"]
+    )
 
 
 def test_with_routes_ipv6_connections_of_this_host_are_masqueraded_by_their_source() -> None:
     settings = dataclasses.replace(BY_CLUSTER, binding=Binding.ROUTES)
     *_, last = _cluster_rules(settings, Family.IPV6)
     assert last == f"-m set --match-set KUBE-6-CLUSTER-IP origdst,origdst -m addrtype --src-type LOCAL {MASQUERADE}"
-
-
-def _is_masqueraded(service: Service, key: VirtualServerKey, client: TracedClient, settings: Settings) -> bool:
-    view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
-    desired = builders.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
-    entries = set(desired.entries)
-    rules: Skeleton = skeleton.build_skeleton(Family.IPV4, settings, view, {IP_SETS[entry.set].kind for entry in entries}, ())
-    return trace.follow(
-        rules, entries.__contains__, trace.connection_of(client, key, settings, view), has_scopes=False
-    ).is_masqueraded
 
 
 @pytest.mark.parametrize("client", TracedClient)
@@ -160,14 +135,7 @@ def _is_masqueraded(service: Service, key: VirtualServerKey, client: TracedClien
 def test_both_bindings_masquerade_the_same_clients_for_every_kind_of_address(
     client: TracedClient, settings: Settings, protocol: Protocol, *, is_local: bool
 ) -> None:
-    service = builders.service(
-        "web",
-        builders.service_port(80, protocol, node_port=30080),
-        kind=ServiceType.LOAD_BALANCER,
-        load_balancer=["192.0.2.80"],
-        external=["192.0.2.90"],
-        external_local=is_local,
-    )
+    service = reading.exposed(protocol, is_local=is_local)
     for address, port in (
         (builders.CLUSTER_IP, 80),
         (builders.NODE_ADDRESS, 30080),
@@ -176,7 +144,7 @@ def test_both_bindings_masquerade_the_same_clients_for_every_kind_of_address(
     ):
         key = builders.frontend(address, port, protocol)
         by_mark, by_connection = (
-            _is_masqueraded(service, key, client, dataclasses.replace(settings, backend=backend))
+            reading.traced(service, key, client, dataclasses.replace(settings, backend=backend)).is_masqueraded
             for backend in (Backend.IPTABLES, Backend.NFTABLES)
         )
         assert by_connection == by_mark, key

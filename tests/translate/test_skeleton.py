@@ -83,23 +83,6 @@ def test_a_node_with_every_kind_of_service_address_has_exactly_the_expected_rule
     ]
 
 
-def test_if_every_set_is_empty_only_the_rules_that_need_no_set_exist() -> None:
-    skeleton = reading.skeleton_of()
-    assert {str(key): len(rules) for key, rules in skeleton.chains.items()} == {
-        "nat/KUBE-SERVICES": 2,
-        "nat/KUBE-POSTROUTING": 3,
-        "nat/KUBE-NODE-PORT": 0,
-        "nat/KUBE-LOAD-BALANCER": 1,
-        "nat/KUBE-MARK-MASQ": 1,
-        "filter/KUBE-FORWARD": 2,
-        "filter/KUBE-NODE-PORT": 1,
-        "filter/KUBE-PROXY-FIREWALL": 0,
-        "filter/KUBE-SOURCE-RANGES-FIREWALL": 1,
-        "filter/KUBE-IPVS-FILTER": 6,
-        "filter/KUBE-IPVS-OUT-FILTER": 0,
-    }
-
-
 def test_if_every_set_of_kube_proxy_has_an_entry_thirty_seven_rules_exist() -> None:
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(SetKind) - SCOPE_KINDS, [])
     assert sum(map(len, skeleton.chains.values())) == 37

@@ -4,27 +4,17 @@ import dataclasses
 
 import pytest
 
-from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.rules import ChainKey, InterfaceMatch, JumpTo, Rule, SetMark, Skeleton, Verdict
-from ipvsproxy.model.service import Service, ServiceType
-from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
-from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate import skeleton, trace
+from ipvsproxy.model.sets import SetEntry
+from ipvsproxy.translate import trace
 from ipvsproxy.translate.trace import TracedClient
 from ipvsproxy.translate.translation_settings import LocalMode, Settings
 from tests.support import builders
+from tests.translate import reading
 
 PODS = "10.244.0.0/16"
 BY_CLUSTER = Settings(cluster_networks=builders.networks(PODS))
-
-
-def _trace(service: Service, key: VirtualServerKey, client: TracedClient, settings: Settings = BY_CLUSTER) -> trace.Trace:
-    view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
-    desired = builders.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
-    entries: set[SetEntry] = set(desired.entries)
-    occupied: set[SetKind] = {IP_SETS[entry.set].kind for entry in entries}
-    rules = skeleton.build_skeleton(Family.IPV4, settings, view, occupied, ())
-    return trace.follow(rules, entries.__contains__, trace.connection_of(client, key, settings, view), has_scopes=False)
 
 
 CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
@@ -50,7 +40,7 @@ KNOWING_OWN_PODS = (
 def test_connections_to_a_cluster_ip_are_masqueraded_unless_they_come_from_recognised_pods(
     settings: Settings, masqueraded: set[TracedClient], client: TracedClient
 ) -> None:
-    result = _trace(builders.service(), CLUSTER, client, settings)
+    result = reading.traced(builders.service(), CLUSTER, client, settings)
     assert result.is_masqueraded is (client in masqueraded)
     last = result.applied_rules[-1].rule
     assert last.target == (JumpTo("KUBE-MARK-MASQ") if result.is_masqueraded else Verdict.ACCEPT)
@@ -67,15 +57,8 @@ def test_connections_to_a_cluster_ip_are_masqueraded_unless_they_come_from_recog
 def test_connections_to_an_exposed_address_are_masqueraded_unless_their_traffic_policy_is_local(
     address: str, port: int, chain: str, protocol: Protocol, *, local: bool
 ) -> None:
-    service = builders.service(
-        "web",
-        builders.service_port(80, protocol, node_port=30080),
-        kind=ServiceType.LOAD_BALANCER,
-        external=["192.0.2.90"],
-        load_balancer=["192.0.2.80"],
-        external_local=local,
-    )
-    result = _trace(service, builders.frontend(address, port, protocol), TracedClient.OUTSIDE)
+    key = builders.frontend(address, port, protocol)
+    result = reading.traced(reading.exposed(protocol, is_local=local), key, TracedClient.OUTSIDE, BY_CLUSTER)
     assert result.is_masqueraded is not local
     if chain:
         assert [applied.chain.chain for applied in result.applied_rules][:2] == ["KUBE-SERVICES", chain]
@@ -104,9 +87,9 @@ def test_a_connection_from_the_host_uses_its_destination_address_as_source_too()
     assert trace.connection_of(TracedClient.OUTSIDE, CLUSTER, Settings(), builders.node_view()).is_from_host is False
 
 
-def _follow(*chains: tuple[str, tuple[Rule, ...]], is_from_host: bool = False) -> trace.Trace:
+def _follow(*chains: tuple[str, tuple[Rule, ...]], client: TracedClient = TracedClient.OUTSIDE) -> trace.Trace:
     rules = Skeleton(family=Family.IPV4, chains={ChainKey("nat", name): those for name, those in chains}, jumps=())
-    connection = trace.TracedConnection(parse_address("203.0.113.1"), CLUSTER, is_from_host=is_from_host)
+    connection = trace.connection_of(client, CLUSTER, Settings(), builders.node_view())
     return trace.follow(rules, frozenset[SetEntry]().__contains__, connection, has_scopes=False)
 
 
@@ -121,10 +104,10 @@ def test_an_accepted_connection_does_not_reach_later_rules_of_any_chain() -> Non
     assert (result.is_masqueraded, [applied.rule for applied in result.applied_rules]) == (False, [TO_OTHER, accept])
 
 
-@pytest.mark.parametrize("is_from_host", [False, True])
-def test_a_rule_for_packets_that_do_not_come_from_this_host_does_not_apply_to_this_host(*, is_from_host: bool) -> None:
+@pytest.mark.parametrize("client", [TracedClient.OUTSIDE, TracedClient.HOST])
+def test_a_rule_for_packets_that_do_not_come_from_this_host_does_not_apply_to_this_host(client: TracedClient) -> None:
     rules = Rule(target=Verdict.ACCEPT, from_elsewhere=True), MARK
-    assert _follow(("KUBE-SERVICES", rules), is_from_host=is_from_host).is_masqueraded is is_from_host
+    assert _follow(("KUBE-SERVICES", rules), client=client).is_masqueraded is (client is TracedClient.HOST)
 
 
 def test_a_trace_shows_a_jump_only_if_a_rule_of_its_chain_applied() -> None:
@@ -143,10 +126,7 @@ def test_a_trace_does_not_show_a_rule_whose_target_decides_nothing() -> None:
 @pytest.mark.parametrize("client", [TracedClient.OUTSIDE, TracedClient.POD])
 def test_a_rule_for_the_interfaces_of_pods_applies_only_to_pods(client: TracedClient) -> None:
     rules = Rule(target=Verdict.ACCEPT, interface=InterfaceMatch("cni0")), MARK
-    skeleton = Skeleton(family=Family.IPV4, chains={ChainKey("nat", "KUBE-SERVICES"): rules}, jumps=())
-    connection = trace.connection_of(client, CLUSTER, Settings(), builders.node_view())
-    result = trace.follow(skeleton, frozenset[SetEntry]().__contains__, connection, has_scopes=False)
-    assert result.is_masqueraded is (client is TracedClient.OUTSIDE)
+    assert _follow(("KUBE-SERVICES", rules), client=client).is_masqueraded is (client is TracedClient.OUTSIDE)
 
 
 def test_the_example_pod_of_another_node_is_in_the_first_range_that_this_nodes_pods_do_not_fill() -> None:

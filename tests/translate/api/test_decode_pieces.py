@@ -89,13 +89,6 @@ def test_a_list_that_cannot_be_split_into_items_is_not_decoded_again_for_each_fr
     assert len(tried) == 2
 
 
-def test_an_item_that_breaks_its_schema_does_not_affect_the_other_items() -> None:
-    broken = {"metadata": {"name": "broken", "namespace": "shop"}, "spec": {"ports": 1}}
-    early, page = read(pieces_of(body_of(broken, service("a"), broken), 20))
-    assert [type(event) for event in (*early, *page.events)] == [Rejected, Put, Rejected]
-    assert names([*early, *page.events]) == ["broken", "a", "broken"]
-
-
 @pytest.mark.parametrize(
     "body",
     [

@@ -113,17 +113,15 @@ def test_a_second_cluster_ip_of_one_family_is_not_used() -> None:
     assert _reasons(service) == ["spec.clusterIPs: 10.96.0.11: a second address of one family"]
 
 
-def test_absent_fields_of_a_service_port_have_the_defaults_of_the_api() -> None:
-    assert _service({"ports": [{"port": 80}]}).ports == (ServicePort(name="", protocol=Protocol.TCP, port=80, node_port=0),)
-
-
-def test_ports_of_all_protocols_are_used_in_their_order() -> None:
+def test_ports_of_all_protocols_are_used_in_their_order_and_absent_fields_have_the_defaults_of_the_api() -> None:
     ports = [
+        {"port": 80},
         {"name": "dns", "port": 53, "protocol": "UDP", "nodePort": 30053},
         {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
         {"name": "sig", "port": 53, "protocol": "SCTP"},
     ]
     assert _service({"ports": ports}).ports == (
+        ServicePort(name="", protocol=Protocol.TCP, port=80, node_port=0),
         ServicePort(name="dns", protocol=Protocol.UDP, port=53, node_port=30053),
         ServicePort(name="dns-tcp", protocol=Protocol.TCP, port=53),
         ServicePort(name="sig", protocol=Protocol.SCTP, port=53),

@@ -222,43 +222,25 @@ def test_the_result_for_an_endpoint_does_not_depend_on_the_other_endpoints_of_it
     assert [skipped.reason for skipped in parsed.skipped] == [skipped.reason for one in alone for skipped in one.skipped]
 
 
-def _weighty_slice(weight: str, name: str = "ipvsproxy.io/weight", **annotations: str) -> EndpointSlice:
-    metadata = {"labels": {"kubernetes.io/service-name": "web"}, "annotations": {name: weight, **annotations}}
+OURS, CILIUM = "ipvsproxy.io/weight", "service.cilium.io/weight"
+IGNORED = Skipped(f"metadata.annotations[{CILIUM}]", f"only 0 means the same as {OURS}, which other weights need", invalid=False)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "weight", "skipped"),
+    [
+        ({OURS: "7"}, 7, ()),
+        ({OURS: "70000"}, None, (Skipped(f"metadata.annotations[{OURS}]", "'70000' is not a number in 0..65535"),)),
+        ({CILIUM: " 0"}, 0, ()),
+        *(({CILIUM: text}, None, (IGNORED,)) for text in ("1", "50", "none", "")),
+        *(({OURS: "7", CILIUM: text}, 7, ()) for text in ("0", "50")),
+    ],
+)
+def test_the_weight_of_an_endpoint_slice_applies_to_all_of_its_endpoints_and_cilium_can_only_request_zero(
+    annotations: dict[str, str], weight: int | None, skipped: tuple[Skipped, ...]
+) -> None:
     endpoints = [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))]
-    return _slice({"metadata": metadata, "endpoints": endpoints})
-
-
-def test_the_weight_of_an_endpoint_slice_applies_to_all_of_its_endpoints() -> None:
-    parsed = _weighty_slice("7")
-    assert [(one.conditions.weight, one.conditions.node_name) for one in parsed.endpoints] == [(7, "a"), (7, "b")]
-    assert _reasons(parsed) == []
-
-
-def test_an_invalid_weight_of_an_endpoint_slice_does_not_change_its_endpoints() -> None:
-    parsed = _weighty_slice("70000")
-    assert [one.conditions.weight for one in parsed.endpoints] == [None, None]
-    assert _reasons(parsed) == ["metadata.annotations[ipvsproxy.io/weight]: '70000' is not a number in 0..65535"]
-
-
-CILIUM = "service.cilium.io/weight"
-
-
-def test_the_annotation_of_cilium_may_request_weight_zero() -> None:
-    parsed = _weighty_slice(" 0", CILIUM)
-    assert [one.conditions.weight for one in parsed.endpoints] == [0, 0]
-    assert _reasons(parsed) == []
-
-
-@pytest.mark.parametrize("weight", ["1", "50", "none", ""])
-def test_weights_other_than_zero_in_the_annotation_of_cilium_are_ignored_without_a_warning(weight: str) -> None:
-    parsed = _weighty_slice(weight, CILIUM)
-    assert [one.conditions.weight for one in parsed.endpoints] == [None, None]
-    reason = "only 0 means the same as ipvsproxy.io/weight, which other weights need"
-    assert parsed.skipped == (Skipped(f"metadata.annotations[{CILIUM}]", reason, invalid=False),)
-
-
-def test_our_weight_annotation_takes_precedence_over_the_annotation_of_cilium() -> None:
-    for other in ("0", "50"):
-        parsed = _weighty_slice("7", **{CILIUM: other})
-        assert [one.conditions.weight for one in parsed.endpoints] == [7, 7]
-        assert _reasons(parsed) == []
+    metadata = {"labels": {"kubernetes.io/service-name": "web"}, "annotations": annotations}
+    parsed = _slice({"metadata": metadata, "endpoints": endpoints})
+    assert [(one.conditions.weight, one.conditions.node_name) for one in parsed.endpoints] == [(weight, "a"), (weight, "b")]
+    assert parsed.skipped == skipped

@@ -71,15 +71,12 @@ def test_a_rejected_manifest_is_reported_with_the_fields_that_are_known(endpoint
     assert targets.of_documents([_slice(endpoint)]).get((WEB, HERE)) == target
 
 
-@pytest.mark.parametrize("port", [{}, {"port": 0}, {"port": 65536}])
-def test_a_port_without_a_valid_number_has_no_target(port: object) -> None:
-    assert targets.of_documents([_slice(POD, ports=[port])]) == {}
-
-
-@pytest.mark.parametrize("port", [1, 65535])
-def test_the_lowest_and_the_highest_port_number_have_targets(port: int) -> None:
-    found = targets.of_documents([_slice(POD, ports=[{"port": port}])])
-    assert list(found) == [(WEB, builders.backend("10.244.0.1", port))]
+@pytest.mark.parametrize(
+    ("port", "is_valid"), [({}, False), *(({"port": number}, 0 < number < 65536) for number in (0, 1, 65535, 65536))]
+)
+def test_only_a_port_with_a_valid_number_has_targets(port: dict[str, int], *, is_valid: bool) -> None:
+    found = targets.of_documents([_slice(POD, ports=[port])])
+    assert list(found) == ([(WEB, builders.backend("10.244.0.1", port["port"]))] if is_valid else [])
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_a_family_that_this_node_does_not_serve_is_reported_but_not_as_invalid()
     assert given.rare.skipped == (Skipped("spec.clusterIPs", reason, invalid=False),)
 
 
-@pytest.mark.checklist(23, 24)
+@pytest.mark.checklist(20, 23, 24)
 @pytest.mark.parametrize(
     ("family", "address", "backend"), [*zip(Family, DUAL, ("10.244.1.5:8080", "[fd00::5]:8080"), strict=True)]
 )

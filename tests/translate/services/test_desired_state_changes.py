@@ -40,15 +40,7 @@ def test_a_health_check_port_that_changes_is_closed_at_its_old_number() -> None:
 THREE_PORTS = tuple(service_port(number, name=str(number)) for number in (81, 82, 83))
 
 
-@pytest.mark.checklist(45)
-def test_four_services_with_three_ports_give_twelve_cluster_ip_ports_and_one_health_check_port() -> None:
-    others = [state_of(service(name, *THREE_PORTS, cluster=[f"10.96.0.{name}"])) for name in ("1", "2", "3")]
-    balancer = state_of(_balancer(*THREE_PORTS, health_port=345, cluster="10.96.0.4"))
-    assert len(members(SetKind.CLUSTER_IP, *others, balancer)) == 12
-    assert _health_ports(*others, balancer) == {"345"}
-
-
-@pytest.mark.checklist(46)
+@pytest.mark.checklist(46, 74)
 def test_ports_removed_from_a_service_leave_no_objects_behind() -> None:
     before, after = state_of(service("web", *THREE_PORTS)), state_of(service("web", *THREE_PORTS[:1]))
     assert frontends(before) - frontends(after) == {f"TCP {CLUSTER_IP}:82", f"TCP {CLUSTER_IP}:83"}
@@ -112,9 +104,9 @@ def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) 
     return {flow.port: {str(key) for key in keep} for flow, keep in state.rare.flows.items()}
 
 
-def _local_count(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,), name: str = "dns") -> int:
+def _local_count(*slices: EndpointSlice, ports: tuple[ServicePort, ...]) -> int:
     """The number of local endpoints that the health check of a load balancer with the same endpoints returns."""
-    desired = service(name, *ports, kind=ServiceType.LOAD_BALANCER, external_local=True, health_check_node_port=30000)
+    desired = service("dns", *ports, kind=ServiceType.LOAD_BALANCER, external_local=True, health_check_node_port=30000)
     return state_of(desired, *slices).rare.local_endpoints[HealthCheckPort(Family.IPV4, 30000)]
 
 
@@ -126,15 +118,6 @@ def test_an_address_with_two_ports_counts_as_one_local_endpoint() -> None:
     assert _local_count(_slice("1.1.1.1", ports=BOTH_PORTS, node="node-a"), ports=(P11, P12)) == 1
     apart = _slice("1.1.1.1", node="node-a"), _slice("1.1.1.1", node="node-a", suffix="2", ports={"p12": 12})
     assert _local_count(*apart, ports=(P11, P12)) == 1
-
-
-@pytest.mark.checklist(57)
-def test_local_endpoints_are_counted_separately_for_each_service() -> None:
-    one = _slice("1.1.1.1", "1.1.1.2", ports=BOTH_PORTS, node="node-a"), _slice("1.1.1.3", suffix="2")
-    two = _slice("2.2.2.1", node="node-a"), _slice("2.2.2.2", node="node-a", suffix="2", ports={"p12": 12})
-    assert _local_count(*one, ports=(P11, P12), name="one") == 2
-    assert _local_count(*two, ports=(P11, P12), name="two") == 2
-    assert _local_count(_slice("3.3.3.3"), name="three") == _local_count() == 0
 
 
 ONE, ONE_P12 = {11: {"1.1.1.1:11"}}, _slice("1.1.1.2", suffix="2", ports={"p12": 12})

@@ -139,14 +139,6 @@ def test_a_node_port_with_policy_local_is_served_only_on_the_configured_addresse
     ]
 
 
-@pytest.mark.checklist(20)
-def test_an_ipv4_service_has_no_ipv6_objects() -> None:
-    state = state_of(_node_port(), *BOTH_SLICES, view=builders.node_view(DUAL_NODE), settings=ONLY_V6)
-    assert (frontends(state), state.entries, state.addresses) == (set(), (), ())
-    both = state_of(_node_port(), *BOTH_SLICES, view=builders.node_view(DUAL_NODE))
-    assert {key.address.family for key in both.virtual_servers} == {Family.IPV4}
-
-
 @pytest.mark.parametrize("protocol", Protocol)
 def test_on_a_node_without_an_address_a_node_port_has_no_virtual_server_and_no_set_entry(protocol: Protocol) -> None:
     state = state_of(_node_port(protocol, external_local=True), view=builders.node_view({}))
@@ -174,17 +166,12 @@ def test_an_external_address_with_policy_local_leads_only_to_local_endpoints() -
     assert members(SetKind.EXTERNAL_IP, state) == set()
 
 
-def test_external_addresses_that_the_operator_does_not_allow_are_not_served() -> None:
-    settings = Settings(external_addresses=False)
-    state = state_of(service(external=["50.60.70.81"]), LOCAL_AND_REMOTE, settings=settings)
+def test_external_addresses_that_the_operator_does_not_allow_are_not_served_but_count_for_traffic_policies() -> None:
+    remote = endpoint_slice(endpoint("10.180.1.1", OTHER_NODE))
+    desired = service(external=["50.60.70.81"], external_local=True)
+    state = state_of(desired, remote, settings=Settings(external_addresses=False))
     assert frontends(state) == {f"TCP {CLUSTER_IP}:80"}
     assert members(SetKind.EXTERNAL_IP, state) == set()
-
-
-def test_external_addresses_count_for_traffic_policies_even_if_they_are_not_served() -> None:
-    settings = Settings(external_addresses=False)
-    remote = endpoint_slice(endpoint("10.180.1.1", OTHER_NODE))
-    state = state_of(service(external=["50.60.70.81"], external_local=True), remote, settings=settings)
     assert state.rare.without_local == {("external", Family.IPV4)}
 
 

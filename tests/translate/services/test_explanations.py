@@ -65,18 +65,10 @@ def test_an_endpoint_of_an_endpoint_slice_without_the_service_port_has_a_reason(
 
 
 def test_of_two_endpoints_with_one_address_the_unused_endpoint_is_reported_as_a_duplicate() -> None:
-    (port,) = _explain(
-        builders.service(),
-        builders.endpoint_slice(endpoint("10.244.0.1"), suffix="1"),
-        builders.endpoint_slice(draining("10.244.0.1"), suffix="2"),
-    ).ports
-    assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
-
-
-def test_of_two_equal_endpoints_with_one_address_the_first_endpoint_is_used() -> None:
-    slices = [builders.endpoint_slice(endpoint("10.244.0.1"), suffix=suffix) for suffix in ("1", "2")]
-    (port,) = _explain(builders.service(), *slices).ports
-    assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
+    for other in (draining("10.244.0.1"), endpoint("10.244.0.1")):
+        used, unused = builders.endpoint_slice(endpoint("10.244.0.1"), suffix="1"), builders.endpoint_slice(other, suffix="2")
+        (port,) = _explain(builders.service(), used, unused).ports
+        assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
 
 
 def test_endpoint_slices_of_a_family_without_a_cluster_ip_are_reported() -> None:

@@ -142,15 +142,6 @@ def test_an_endpoint_whose_node_hint_names_another_node_is_unused_for_a_specific
     assert cluster.why_not(there.conditions) is topology.WhyNot.HINT_FOR_OTHER_NODE
 
 
-def test_external_traffic_with_policy_local_goes_to_all_endpoints_only_if_this_node_has_no_endpoint() -> None:
-    there = RealServerKey.of(endpoint(THERE).address, 8080), endpoint(THERE, OTHER_NODE).conditions
-    here = RealServerKey.of(endpoint(HERE).address, 8080), endpoint(HERE).conditions
-    for pairs, expected in (((there,), {there[0]}), ((there, here), {here[0]})):
-        choice = topology.choose_routes(dict(pairs), THIS_NODE, "", internal_local=False, external_local=True)
-        assert choice.external.weights.keys() == expected
-        assert choice.internal.weights.keys() == dict(pairs).keys()
-
-
 def test_each_real_server_comes_first_on_an_equal_share_of_nodes_whatever_its_address() -> None:
     keys = [builders.backend(text) for text in (*(f"10.244.7.{number}" for number in range(1, 10)), "10.244.200.1")]
     first = collections.Counter(next(iter(topology.in_order(keys, f"node-{number}"))) for number in range(2000))
