@@ -45,38 +45,14 @@ def bindings_of(operations: list[Operation]) -> list[tuple[Verb, type]]:
 
 
 @BINDINGS
-def test_addresses_are_local_only_by_the_configured_binding(binding: Binding) -> None:
-    node = running(binding)
-    assert local(node) == {binding: LOCAL, OTHER[binding]: frozenset()}
-    node.observe()
-    assert node.sync(after_s=60) == []
-    node.remove("web")
-    node.sync()
-    assert local(node)[binding] == {parse_address("10.96.0.2")}
-
-
-@BINDINGS
 def test_a_switch_of_binding_adds_all_addresses_before_it_removes_any_address(binding: Binding) -> None:
     node = running(binding)
+    assert local(node) == {binding: LOCAL, OTHER[binding]: frozenset()}
     node.switch(OTHER[binding])
     done = node.sync()
     assert bindings_of(done) == [(Verb.ADD, ITEMS[OTHER[binding]]), (Verb.REMOVE, ITEMS[binding])]
     assert local(node) == {OTHER[binding]: LOCAL, binding: frozenset()}
     assert {type(item) for _, item in done} == set(ITEMS.values()), "nothing else changes"
-
-
-@BINDINGS
-def test_an_address_keeps_its_old_binding_while_adding_the_new_binding_fails(binding: Binding) -> None:
-    node = running(binding)
-    kind, lost = ITEMS[OTHER[binding]], parse_address("10.96.0.2")
-    node.kernel.fail(lambda operation: isinstance(operation.item, kind) and operation.item.key == lost, times=2)
-    node.switch(OTHER[binding])
-    node.sync()
-    assert local(node) == {OTHER[binding]: LOCAL - {lost}, binding: {lost}}
-    node.sync(after_s=1)
-    assert local(node)[binding] == {lost}, "the second failure"
-    node.sync(after_s=2)
-    assert local(node) == {OTHER[binding]: LOCAL, binding: frozenset()}
 
 
 @BINDINGS

@@ -5,8 +5,6 @@ import collections
 import pytest
 
 from ipvsproxy.model.kernel import BoundAddresses
-from ipvsproxy.model.net import parse_address
-from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
@@ -52,34 +50,24 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     return counted
 
 
-def test_one_additional_endpoint_among_many_services_takes_one_operation(calls: collections.Counter[str]) -> None:
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        pytest.param(numbered(1, "10.244.0.1", "10.244.0.2"), [RealServers], id="an endpoint"),
+        pytest.param(
+            numbered(5000, "10.244.0.1"), [SetEntries, SetEntries, VirtualServer, RealServers, BoundAddresses], id="a Service"
+        ),
+    ],
+)
+def test_an_addition_among_many_services_takes_only_its_own_operations(
+    change: tuple[Service, EndpointSlice], kinds: list[type], calls: collections.Counter[str]
+) -> None:
     spent = []
     for count in (2, MANY):
         node = serving(count)
         calls.clear()
-        node.put(*numbered(1, "10.244.0.1", "10.244.0.2"))
-        key = builders.frontend("10.96.0.1", 80)
-        assert node.sync() == [Operation(Verb.ADD, RealServers.of(key, builders.backend("10.244.0.2"), 1))]
+        node.put(*change)
+        assert [type(operation.item) for operation in node.sync()] == kinds
         spent.append(dict(calls))
     assert spent[0] == spent[1]
     assert 0 < spent[0]["touch"] < 10
-
-
-def test_one_additional_service_among_many_takes_only_its_own_operations(calls: collections.Counter[str]) -> None:
-    spent = []
-    for count in (2, MANY):
-        node = serving(count)
-        calls.clear()
-        node.put(*numbered(5000, "10.244.0.1"))
-        made = node.sync()
-        assert {type(operation.item) for operation in made} == {VirtualServer, RealServers, SetEntries, BoundAddresses}
-        assert len(made) == 5
-        spent.append(dict(calls))
-    assert spent[0] == spent[1]
-
-
-def test_an_audit_that_finds_one_damaged_object_among_many_repairs_only_this_object() -> None:
-    node = serving(MANY)
-    node.kernel.addresses.discard(parse_address("10.96.0.7"))
-    node.observe()
-    assert node.sync() == [Operation(Verb.ADD, BoundAddresses.of(parse_address("10.96.0.7")))]

@@ -15,36 +15,10 @@ from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, 
 from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.translate.translation_settings import Binding
 from tests.reconcile import examples, simulation
-from tests.reconcile.serving import BUSY, FOREIGN, KEY, ONE, TWO, draining, running, set_weight, web, weights
+from tests.reconcile.serving import BUSY, KEY, ONE, TWO, draining, running, set_weight, web, weights
 from tests.support import builders
 
 # Foreign objects.
-
-
-def test_virtual_servers_of_other_programs_and_their_real_servers_are_not_touched() -> None:
-    kernel = simulation.new_kernel()
-    kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
-    node = simulation.SimulatedNode(kernel)
-    for _ in range(2):
-        node.put(*web("10.244.0.1"))
-        node.sync()
-        node.observe()
-        node.sync(after_s=1000)
-        node.restart()
-    assert node.kernel.virtual_servers[FOREIGN] == examples.observed({ONE: 7, TWO: 0})
-    assert set(node.reconciler._tables.virtual_servers.foreign) == {FOREIGN}
-
-
-def test_a_foreign_virtual_server_belongs_to_ipvsproxy_as_soon_as_it_serves_a_service() -> None:
-    kernel = simulation.new_kernel()
-    kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
-    node = simulation.SimulatedNode(kernel)
-    node.put_state(examples.state(examples.OLD, FOREIGN, real_servers=[builders.backend("10.244.0.3")]))
-    node.sync()
-    assert weights(node, FOREIGN) == {builders.backend("10.244.0.3"): 1}
-    node.remove("old")
-    node.sync()
-    assert FOREIGN not in kernel.virtual_servers
 
 
 @pytest.mark.checklist(75)
@@ -104,32 +78,33 @@ def test_a_new_process_recognises_a_virtual_server_of_ipvsproxy_by_either_kind_o
     assert not fresh.kernel.virtual_servers
 
 
-WITH_NODE_PORT = builders.service("web", builders.service_port(80, node_port=30080)), web("10.244.0.1")[1]
+ALIKE = builders.frontend("203.0.113.9", 30080)
+
+
+def beside_a_virtual_server_like_its_node_port() -> simulation.SimulatedNode:
+    """A node that has programmed a node port before another program copied the virtual server to another address."""
+    node = simulation.SimulatedNode()
+    node.put(builders.service("web", builders.service_port(80, node_port=30080)), web("10.244.0.1")[1])
+    node.sync()
+    node.observe()
+    node.kernel.virtual_servers[ALIKE] = copy.deepcopy(node.kernel.virtual_servers[KEY])
+    return node
 
 
 def test_a_foreign_virtual_server_that_equals_our_node_port_stays_foreign_after_a_first_read() -> None:
-    node = simulation.SimulatedNode()
-    node.put(*WITH_NODE_PORT)
-    node.sync()
+    node = beside_a_virtual_server_like_its_node_port()
     node.observe()
-    alike = builders.frontend("203.0.113.9", 30080)
-    node.kernel.virtual_servers[alike] = copy.deepcopy(node.kernel.virtual_servers[KEY])
-    node.observe()
-    assert set(node.reconciler._tables.virtual_servers.foreign) == {alike}
+    assert set(node.reconciler._tables.virtual_servers.foreign) == {ALIKE}
 
 
 def test_a_virtual_server_like_a_node_port_counts_as_foreign_while_host_addresses_are_unknown() -> None:
-    former = simulation.SimulatedNode()
-    former.put(*WITH_NODE_PORT)
-    former.sync()
-    alike = builders.frontend("203.0.113.9", 30080)
-    former.kernel.virtual_servers[alike] = copy.deepcopy(former.kernel.virtual_servers[KEY])
-    former.kernel.unreadable = {"interface_addresses"}
-    fresh = simulation.SimulatedNode(former.kernel)
-    assert alike in fresh.reconciler._tables.virtual_servers.foreign
-    former.kernel.unreadable.clear()
+    kernel = beside_a_virtual_server_like_its_node_port().kernel
+    kernel.unreadable = {"interface_addresses"}
+    fresh = simulation.SimulatedNode(kernel)
+    assert ALIKE in fresh.reconciler._tables.virtual_servers.foreign
+    kernel.unreadable.clear()
     fresh.observe()
-    assert alike not in fresh.reconciler._tables.virtual_servers.foreign
+    assert ALIKE not in fresh.reconciler._tables.virtual_servers.foreign
 
 
 # Reads of the kernel in which some objects could not be read.

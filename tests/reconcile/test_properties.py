@@ -4,6 +4,7 @@ The simulated world is very small, so that all of its objects interact. ``test_p
 of single operations.
 """
 
+import copy
 import errno
 from collections.abc import Mapping
 
@@ -112,7 +113,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         kernel.virtual_servers[EXCLUDED] = examples.observed({REAL_SERVERS[2]: 0})
         kernel.device = True
         kernel.addresses.add(EXCLUDED.address)
-        self.alien = {key: _copy(kernel.virtual_servers[key]) for key in (FOREIGN, EXCLUDED)}
+        self.alien = {key: copy.deepcopy(kernel.virtual_servers[key]) for key in (FOREIGN, EXCLUDED)}
         self.services: dict[str, tuple[Service, EndpointSlice]] = {}
         self.weightless_since_s: dict[tuple[VirtualServerKey, RealServerKey], float] = {}
         self.live: set[tuple[VirtualServerKey, RealServerKey]] = set()
@@ -351,10 +352,6 @@ class AnyHistory(stateful.RuleBasedStateMachine):
                 self.live.discard(pair)
                 self.weightless_since_s.pop(pair, None)
                 self.node.kernel.connection_counts.pop(pair, None)
-
-
-def _copy(server: fake_kernel.KernelVirtualServer) -> fake_kernel.KernelVirtualServer:
-    return fake_kernel.KernelVirtualServer(server.settings, dict(server.real_servers))
 
 
 AnyHistory.TestCase.settings = hypothesis.settings(

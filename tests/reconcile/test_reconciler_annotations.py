@@ -95,18 +95,6 @@ def test_an_endpoint_with_a_chosen_weight_of_zero_is_drained_when_it_is_removed(
     assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1}
 
 
-def test_a_draining_endpoint_that_returns_with_a_chosen_weight_of_zero_no_longer_drains() -> None:
-    node = running(builders.service())
-    node.kernel.connection_counts[KEY, TWO] = BUSY
-    node.put(builders.service(), pods(far=False))
-    node.sync()
-    node.put(web(weights=FAR_ZERO), pods())
-    node.sync()
-    assert node.reconciler.survey.draining == 0
-    node.sync(after_s=3600)
-    assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
-
-
 def test_a_service_whose_deadline_annotation_is_removed_uses_the_deadline_of_the_node_again() -> None:
     node = running(web(drain_deadline_s=60), drain_deadline_s=600)
     node.kernel.connection_counts[KEY, TWO] = BUSY

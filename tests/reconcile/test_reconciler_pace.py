@@ -26,14 +26,20 @@ def put(node: simulation.SimulatedNode, addresses: list[str], name: str = "web",
     return node.sync()
 
 
+def after_replacement() -> simulation.SimulatedNode:
+    """A node on which ten real servers have just replaced ten others, which are removed or wait for it."""
+    node = simulation.SimulatedNode()
+    put(node, POOL[:10])
+    put(node, POOL[10:20])
+    return node
+
+
 def weights(node: simulation.SimulatedNode) -> list[int]:
     return sorted(node.kernel.virtual_servers[KEY].real_servers.values())
 
 
 def test_some_of_many_removed_real_servers_wait_at_weight_0_while_the_kernel_frees_the_rest() -> None:
-    node = simulation.SimulatedNode()
-    put(node, POOL[:10])
-    put(node, POOL[10:20])
+    node = after_replacement()
     assert weights(node) == [0] * (10 - ROOM) + [1] * 10
     assert node.reconciler.pending == 0, "what waits is done with"
     assert node.reconciler.next_s() == node.now + attempts.ADDED_S, "then there may be more room"
@@ -68,9 +74,7 @@ def test_no_removal_is_postponed_if_clients_would_still_be_sent_to_the_real_serv
 
 
 def test_a_plan_limited_to_additions_does_not_reduce_the_allowed_removals_of_waiting_drains() -> None:
-    node = simulation.SimulatedNode()
-    put(node, POOL[:10])
-    put(node, POOL[10:20])
+    node = after_replacement()
     node.now += 2 * attempts.KEPT_S
     for _ in range(5):
         assert not at_once(node.reconciler.planning(node.now, only_additions=True))
@@ -109,28 +113,9 @@ def test_a_virtual_server_is_removed_at_once_and_its_real_servers_count_as_remov
 
 
 def test_a_new_process_takes_over_the_real_servers_that_wait_for_their_removal() -> None:
-    node = simulation.SimulatedNode()
-    put(node, POOL[:10])
-    put(node, POOL[10:20])
+    node = after_replacement()
     node.restart()
     node.observe()
     node.sync()
     assert weights(node) == [0] * (10 - 2 * ROOM) + [1] * 10, "it knows nothing of what was removed before"
     assert not any(isinstance(operation.item, VirtualServer) for operation in node.applied)
-
-
-def test_connections_of_a_drain_that_waits_for_its_removal_are_read_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "MOST_KEPT", 0)
-    monkeypatch.setattr(attempts, "FEWEST_KEPT", 0)
-    node = simulation.SimulatedNode()
-    put(node, POOL[:10])
-    for number in range(1, 11):
-        put(node, POOL[number : number + 10])
-        node.now += 1
-    assert weights(node) == [0] * 10 + [1] * 10
-    assert node.kernel.connection_queries == [1] * 10
-    node.sync(after_s=1000)
-    monkeypatch.setattr(attempts, "MOST_KEPT", 100)
-    node.sync()
-    assert weights(node) == [1] * 10
-    assert node.kernel.connection_queries == [1] * 10

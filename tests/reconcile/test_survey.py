@@ -22,10 +22,9 @@ from ipvsproxy.reconcile.kinds.declaration import Stage
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.survey import Sides
 from tests.reconcile import examples, simulation
+from tests.reconcile.serving import KEY, ONE, TWO, running
 from tests.support import builders
 
-KEY = builders.frontend(builders.CLUSTER_IP, 80)
-FIRST, SECOND = builders.backend("10.244.0.1", 8080), builders.backend("10.244.0.2", 8080)
 WEB = ServiceName(builders.NAMESPACE, "web")
 ELSEWHERE = builders.frontend("203.0.113.9", 443)
 
@@ -33,9 +32,7 @@ ELSEWHERE = builders.frontend("203.0.113.9", 443)
 @pytest.fixture
 def node() -> simulation.SimulatedNode:
     """A node whose kernel has all objects of one Service with two endpoints."""
-    made = simulation.SimulatedNode()
-    made.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1"), builders.endpoint("10.244.0.2")))
-    made.sync()
+    made = running("10.244.0.1", "10.244.0.2")
     made.observe()
     return made
 
@@ -47,7 +44,7 @@ def test_a_programmed_virtual_server_has_equal_desired_and_observed_values_an_ow
     desired, observed, is_foreign = survey.sides(KEY)
     assert desired == survey.virtual_servers[KEY]
     assert observed is not None
-    assert (dict(observed.real_servers), is_foreign) == ({FIRST: 1, SECOND: 1}, False)
+    assert (dict(observed.real_servers), is_foreign) == ({ONE: 1, TWO: 1}, False)
     assert list(survey.virtual_server_keys()) == [KEY]
     owner = survey.states[WEB].owner
     assert survey.has(owner, KEY)
@@ -92,14 +89,14 @@ def test_a_set_entry_witnesses_a_virtual_server_whose_address_is_missing(node: s
 def test_a_draining_real_server_is_shown_with_its_connections_after_the_connections_were_read(
     node: simulation.SimulatedNode,
 ) -> None:
-    node.kernel.connection_counts[KEY, SECOND] = ConnectionCounts(2, 1)
+    node.kernel.connection_counts[KEY, TWO] = ConnectionCounts(2, 1)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
     node.sync()
     survey = node.reconciler.survey
     assert survey.draining == 1
-    assert survey.draining_connections() == [(KEY, SECOND, ConnectionCounts(2, 1))]
+    assert survey.draining_connections() == [(KEY, TWO, ConnectionCounts(2, 1))]
     assert list(survey.draining_virtual_servers) == [KEY]
-    assert survey.draining_of(KEY) == {SECOND: ConnectionCounts(2, 1)}
+    assert survey.draining_of(KEY) == {TWO: ConnectionCounts(2, 1)}
     assert not survey.draining_of(ELSEWHERE)
     assert survey.statistics(node.now + 5).drains == 1
 
@@ -190,32 +187,26 @@ def test_an_indispensable_setting_with_a_wrong_value_is_shown_and_counts_as_lack
     assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4} & set(INDISPENSABLE_SETTINGS[path])
 
 
-def test_a_read_of_the_kernel_includes_the_desired_sets_and_settings(node: simulation.SimulatedNode) -> None:
-    sets, sysctls = node.reconciler.survey.subjects()
-    assert IpSet(SetKind.CLUSTER_IP, Family.IPV4).name in sets
-    assert sysctls == [simulation.SYSCTL.path]
-
-
 def test_statistics_count_each_conflict_once_and_waiting_drains_separately_from_other_drains(
     node: simulation.SimulatedNode,
 ) -> None:
     node.put(builders.service("other", created_s=builders.CREATED_S + 1), builders.endpoint_slice(service="other"))
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
-    node.kernel.connection_counts[KEY, SECOND] = ConnectionCounts(2, 1)
+    node.kernel.connection_counts[KEY, TWO] = ConnectionCounts(2, 1)
     node.sync()
     node.reconciler._pace.note(added=0, removed=MOST_KEPT, now=node.now)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.3")))
     node.sync()
     statistics = node.reconciler.survey.statistics(node.now)
     assert (statistics.conflicts, statistics.drains, statistics.waiting_removals) == (1, 1, 1)
-    assert node.reconciler.survey.draining_connections() == [(KEY, SECOND, ConnectionCounts(2, 1))]
-    assert node.reconciler.survey.draining_of(KEY)[SECOND] == ConnectionCounts(2, 1)
+    assert node.reconciler.survey.draining_connections() == [(KEY, TWO, ConnectionCounts(2, 1))]
+    assert node.reconciler.survey.draining_of(KEY)[TWO] == ConnectionCounts(2, 1)
     node.reconciler._pace = Pace()
     node.sync(after_s=60)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
     node.kernel.connection_counts[KEY, builders.backend("10.244.0.3", 8080)] = ConnectionCounts(1, 0)
     at_once(node.reconciler.settling(node.apply(node.plan()), node.now))
-    assert node.reconciler.survey.draining_connections() == [(KEY, SECOND, ConnectionCounts(2, 1))], "the others are unknown"
+    assert node.reconciler.survey.draining_connections() == [(KEY, TWO, ConnectionCounts(2, 1))], "the others are unknown"
 
 
 def test_the_survey_finds_the_service_port_of_a_virtual_server_by_address_and_by_node_port() -> None:

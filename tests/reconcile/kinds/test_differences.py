@@ -18,11 +18,11 @@ from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from tests.reconcile import examples, simulation
+from tests.reconcile import examples, serving, simulation
+from tests.reconcile.serving import running
 from tests.support import builders
 from tests.translate.test_trace import BY_CLUSTER
 
-WEB_KEY = builders.frontend(builders.CLUSTER_IP, 80)
 KEY = builders.frontend(builders.CLUSTER_IP, 53, Protocol.UDP)
 SERVICE = builders.service("dns", builders.service_port(53, Protocol.UDP))
 OWNER = Owner(builders.CREATED_S, ServiceName("default", "dns"))
@@ -62,14 +62,6 @@ def test_the_owner_of_an_operation_is_the_owner_of_the_object_that_it_changes(
     assert reconciler.survey.owner_of(item) == owner
 
 
-def web(*endpoints: str) -> simulation.SimulatedNode:
-    """A node that serves one TCP Service."""
-    node = simulation.SimulatedNode()
-    node.put(builders.service(), builders.endpoint_slice(*map(builders.endpoint, endpoints)))
-    node.sync()
-    return node
-
-
 def lines(node: simulation.SimulatedNode) -> list[str]:
     """The differences of the kernel in its present state."""
     node.observe()
@@ -77,11 +69,11 @@ def lines(node: simulation.SimulatedNode) -> list[str]:
 
 
 def test_a_node_in_its_desired_state_has_no_differences() -> None:
-    assert lines(web("10.244.0.1")) == []
+    assert lines(running("10.244.0.1")) == []
 
 
 def test_missing_settings_sets_and_devices_are_reported_with_the_desired_value() -> None:
-    node = web("10.244.0.1")
+    node = running("10.244.0.1")
     node.kernel.sysctls[simulation.SYSCTL.path] = "0"
     node.kernel.device = False
     del node.kernel.sets["KUBE-LOAD-BALANCER"]
@@ -97,7 +89,7 @@ def test_missing_settings_sets_and_devices_are_reported_with_the_desired_value()
 
 
 def test_differences_of_set_entries_name_the_set_and_the_service() -> None:
-    node = web("10.244.0.1")
+    node = running("10.244.0.1")
     node.kernel.sets["KUBE-CLUSTER-IP"].entries = {examples.entry(SetKind.CLUSTER_IP, builders.frontend("10.96.9.9", 80))}
     assert lines(node) == [
         "set_entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80 of default/web: desired present, observed missing",
@@ -106,13 +98,13 @@ def test_differences_of_set_entries_name_the_set_and_the_service() -> None:
 
 
 def test_a_missing_virtual_server_is_reported_in_one_line_with_the_number_of_its_real_servers() -> None:
-    node = web("10.244.0.1", "10.244.0.2")
+    node = running("10.244.0.1", "10.244.0.2")
     node.kernel.virtual_servers.clear()
     assert lines(node) == ["virtual_server TCP 10.96.0.10:80 of default/web: desired rr, real servers: 2, observed missing"]
 
 
 def test_an_undesired_virtual_server_is_reported_in_one_line_with_its_settings() -> None:
-    node = web("10.244.0.1")
+    node = running("10.244.0.1")
     settings = VirtualServerSettings("mh", SCHEDULER_PORT | PERSISTENT, 10800)
     stray = examples.observed({builders.backend("10.244.0.1"): 1}, settings=settings)
     node.kernel.virtual_servers[builders.frontend(builders.CLUSTER_IP, 9)] = stray
@@ -122,8 +114,8 @@ def test_an_undesired_virtual_server_is_reported_in_one_line_with_its_settings()
 
 
 def test_each_real_server_that_differs_is_reported_in_one_line() -> None:
-    node = web("10.244.0.1", "10.244.0.2", "10.244.0.4")
-    weights = node.kernel.virtual_servers[WEB_KEY].real_servers
+    node = running("10.244.0.1", "10.244.0.2", "10.244.0.4")
+    weights = node.kernel.virtual_servers[serving.KEY].real_servers
     weights[builders.backend("10.244.0.1")] = 0
     del weights[builders.backend("10.244.0.2")]
     weights[builders.backend("10.244.0.3")] = 1

@@ -35,8 +35,11 @@ LOCAL_ENTRY = examples.port_entry(SetKind.NODE_PORT_LOCAL_TCP, 30080)
 FLOW = examples.flow("10.96.0.10")
 
 
-def new_claims() -> NodeTables:
-    return NodeTables(Drains())
+def new_claims(*states: ServiceState) -> NodeTables:
+    """Tables with the desired states of these Services, which were given in this order."""
+    tables = NodeTables(Drains())
+    put(tables, *states)
+    return tables
 
 
 def put(tables: NodeTables, *states: ServiceState) -> None:
@@ -75,12 +78,12 @@ def test_setting_the_node_again_keeps_the_sets_of_scopes_desired_in_served_famil
     assert {ip_set for ip_set in tables.sets.desired if ip_set.kind in SCOPE_KINDS} == {scoped[Family.IPV4]}
 
 
-def test_a_read_of_the_kernel_includes_the_undesired_sets_of_scopes_in_the_families_in_use() -> None:
+def test_a_read_of_the_kernel_includes_desired_settings_and_even_undesired_sets_in_the_families_in_use() -> None:
     tables = new_claims()
-    tables.put_node({Family.IPV4}, [], None)
-    assert sorted(Survey(tables).subjects()[0]) == sorted(
-        name for name, ip_set in IP_SETS.items() if ip_set.family is Family.IPV4
-    )
+    tables.put_node({Family.IPV4}, [Sysctl("net/ipv4/ip_forward", "1")], None)
+    sets, sysctls = Survey(tables).subjects()
+    assert sorted(sets) == sorted(name for name, ip_set in IP_SETS.items() if ip_set.family is Family.IPV4)
+    assert sysctls == ["net/ipv4/ip_forward"]
 
 
 def skeleton(family: Family, *rules: Rule) -> Skeleton:
@@ -99,8 +102,7 @@ def test_each_family_has_its_own_rules_and_new_rules_replace_the_old_rules() -> 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((restricted(OLD), free(YOUNG)))))
 def test_set_entries_belong_to_the_service_that_has_their_virtual_server(order: tuple[ServiceState, ServiceState]) -> None:
-    tables = new_claims()
-    put(tables, *order)
+    tables = new_claims(*order)
     assert tables.virtual_servers.desired[KEY].real_servers == {ONE}
     assert entries(tables, OLD) == {LOAD_BALANCER, FIREWALL}
     assert entries(tables, YOUNG) == set()
@@ -114,8 +116,7 @@ def test_set_entries_belong_to_the_service_that_has_their_virtual_server(order: 
 
 
 def test_a_service_that_was_deleted_and_created_again_counts_as_younger() -> None:
-    tables = new_claims()
-    put(tables, restricted(OLD), free(YOUNG))
+    tables = new_claims(restricted(OLD), free(YOUNG))
     again = Owner(3.0, OLD.service)
     put(tables, restricted(again))
     assert tables.virtual_servers.desired[KEY].owner == YOUNG
@@ -124,14 +125,6 @@ def test_a_service_that_was_deleted_and_created_again_counts_as_younger() -> Non
     assert set(tables.states) == {OLD.service, YOUNG.service}
     at_once(tables.putting(YOUNG.service, None))
     assert tables.virtual_servers.desired[KEY].owner == again
-
-
-def test_a_service_that_releases_an_address_to_another_service_loses_the_entries_of_this_address() -> None:
-    tables = new_claims()
-    put(tables, restricted(OLD), free(YOUNG))
-    put(tables, examples.state(OLD))
-    assert entries(tables, OLD) == set()
-    assert entries(tables, YOUNG) == {LOAD_BALANCER}
 
 
 def test_a_set_entry_that_two_services_desire_stays_until_both_services_are_deleted() -> None:
@@ -152,14 +145,6 @@ def service_with_node_port(owner: Owner, *keys: VirtualServerKey) -> ServiceStat
     return examples.state(owner, CLUSTER_IP, *keys, entries=[cluster_entry, NODE_PORT_ENTRY, LOCAL_ENTRY, health_check])
 
 
-def test_entries_of_a_node_port_are_removed_when_another_service_has_won_the_node_port() -> None:
-    tables = new_claims()
-    put(tables, service_with_node_port(YOUNG, NODE_PORT), examples.state(OLD, NODE_PORT, entries=[NODE_PORT_ENTRY]))
-    assert NODE_PORT_ENTRY in entries(tables, OLD)
-    assert LOCAL_ENTRY not in entries(tables, YOUNG)
-    assert examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080) in entries(tables, YOUNG)
-
-
 def test_entries_of_a_lost_node_port_are_removed_even_if_other_objects_have_its_number_or_address() -> None:
     """The Service keeps a cluster IP with the same port number, or an entry of a second scope with the node's address."""
     kept = builders.frontend("10.96.0.1", 30080)
@@ -169,7 +154,9 @@ def test_entries_of_a_lost_node_port_are_removed_even_if_other_objects_have_its_
         desired = service_with_node_port(YOUNG, NODE_PORT, key)
         put(tables, examples.state(YOUNG, *desired.virtual_servers, entries=[*desired.entries, entry]))
         put(tables, examples.state(OLD, NODE_PORT, entries=[NODE_PORT_ENTRY]))
+        assert NODE_PORT_ENTRY in entries(tables, OLD)
         assert LOCAL_ENTRY not in entries(tables, YOUNG)
+        assert examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080) in entries(tables, YOUNG)
         assert (entry in entries(tables, YOUNG)) is (key == kept)
 
 
@@ -208,8 +195,7 @@ def test_a_set_counts_as_occupied_while_any_of_its_entries_is_desired_or_still_o
 
 
 def test_a_refused_virtual_server_stays_refused_until_it_has_been_removed() -> None:
-    tables = new_claims()
-    put(tables, restricted(OLD))
+    tables = new_claims(restricted(OLD))
     tables.put_skeleton(skeleton(Family.IPV4, Rule(target=Verdict.DROP, virtual_server=KEY), Rule(target=Verdict.RETURN)))
     tables.virtual_servers.confirm(KEY, examples.observed({ONE: 1}))
     assert Survey(tables).refused(settled=True) == {KEY}
@@ -273,9 +259,7 @@ def test_flows_that_two_services_desire_belong_to_the_winner_and_are_cleaned_for
 
 
 def test_only_the_owner_of_a_virtual_server_decides_whether_the_virtual_server_is_refused() -> None:
-    tables = new_claims()
-    at_once(tables.putting(OLD.service, examples.state(OLD, KEY)))
-    at_once(tables.putting(YOUNG.service, examples.state(YOUNG, KEY, refused=[KEY])))
+    tables = new_claims(examples.state(OLD, KEY), examples.state(YOUNG, KEY, refused=[KEY]))
     assert Survey(tables).refused() == frozenset()
     at_once(tables.putting(OLD.service, None))
     assert Survey(tables).refused() == {KEY}
@@ -301,36 +285,12 @@ def test_a_setting_that_is_no_longer_desired_keeps_its_value() -> None:
     assert [list(table.surplus) for table in examples.tables_of(tables) if table.surplus] == []
 
 
-NOBODYS = builders.frontend("10.96.0.250", 80)
-"""A key that no owner has claimed, for any table."""
-
-
-def test_a_table_differs_from_the_kernel_exactly_while_it_has_pending_or_surplus_keys() -> None:
-    tables = new_claims()
-    kernel_tables = examples.tables_of(tables)
-    assert len(kernel_tables) == len(IP_SETS) + len(tables.kinds) - 1
-    for number, table in enumerate(kernel_tables, 1):
-        nobodys = {
-            tables.addresses: NOBODYS.address,
-            tables.routes: NOBODYS.address,
-            tables.sets: IpSet(SetKind.SCOPE, Family.IPV4),
-        }
-        table.confirm(nobodys.get(table, NOBODYS), object())
-        table.replace(OLD, {}, {"pending": OLD})
-        assert list(tables.unequal) == kernel_tables[:number]
-    for table in kernel_tables:
-        for key in (*table.pending, *table.surplus):
-            table.replace(OLD, dict(table.desired), {})
-            table.confirm(key, None)
-        assert table not in tables.unequal
-    assert list(tables.unequal) == []
-
-
 def health_checked(owner: Owner, local_endpoints: int) -> ServiceState:
     listener = HealthCheckPort(Family.IPV4, 30001)
     return ServiceState(owner=owner, rare=Rarities(local_endpoints={listener: local_endpoints}))
 
 
+@pytest.mark.checklist(42)
 def test_a_shared_health_check_port_answers_for_the_oldest_remaining_service() -> None:
     tables = new_claims()
     port = HealthCheckPort(Family.IPV4, 30001)
@@ -340,5 +300,8 @@ def test_a_shared_health_check_port_answers_for_the_oldest_remaining_service() -
     assert tables.health_checks.desired == {port: HealthCheck(OLD, 0)}
     at_once(tables.putting(OLD.service, None))
     assert tables.health_checks.desired == {port: HealthCheck(YOUNG, 2)}
-    put(tables, ServiceState(owner=YOUNG))
+    moved = HealthCheckPort(Family.IPV4, 30002)
+    put(tables, ServiceState(owner=YOUNG, rare=Rarities(local_endpoints={moved: 2})))
+    assert tables.health_checks.desired == {moved: HealthCheck(YOUNG, 2)}
+    at_once(tables.putting(YOUNG.service, None))
     assert tables.health_checks.desired == {}

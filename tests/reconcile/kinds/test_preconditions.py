@@ -49,6 +49,14 @@ def endpoints() -> EndpointSlice:
     return builders.endpoint_slice(builders.endpoint("10.244.0.5"))
 
 
+def serving(service: tuple[Service, EndpointSlice]) -> simulation.SimulatedNode:
+    """A node that serves this Service."""
+    node = simulation.SimulatedNode()
+    node.put(*service)
+    node.sync()
+    return node
+
+
 def let_in(node: simulation.SimulatedNode, key: VirtualServerKey = VIRTUAL_SERVER) -> set[str]:
     clients = {source for source in (HOME, OFFICE, STRANGER) if simulation.lets_in(node.kernel, key, source)}
     return clients | ({"node"} if simulation.lets_node_in(node.kernel, key) else set())
@@ -146,9 +154,7 @@ def test_source_ranges_restrict_clients_until_the_virtual_server_is_removed_what
     ranges: tuple[str, ...],
 ) -> None:
     def change(failing: Nth) -> None:
-        node = simulation.SimulatedNode()
-        node.put(web(ranges), endpoints())
-        node.sync()
+        node = serving((web(ranges), endpoints()))
         node.kernel.fail(failing, times=2)
         node.after_each = lambda operation: _assert_only(node, RANGES[ranges], operation)
         node.remove("web")
@@ -238,9 +244,7 @@ def test_traffic_to_another_node_is_masqueraded_during_a_change_of_traffic_polic
     protocol: Protocol, *, local: bool, restarted: bool
 ) -> None:
     def change(failing: Nth) -> None:
-        node = simulation.SimulatedNode()
-        node.put(*shop(protocol, local=not local))
-        node.sync()
+        node = serving(shop(protocol, local=not local))
         node.kernel.fail(failing, times=2)
         node.after_each = lambda operation: _assert_answered(node, protocol, operation)
         node.put(*shop(protocol, local=local))
@@ -256,9 +260,7 @@ def test_traffic_to_another_node_is_masqueraded_during_a_change_of_traffic_polic
 
 
 def test_after_a_policy_change_while_no_process_ran_remote_endpoints_wait_until_all_services_have_desired_states() -> None:
-    node = simulation.SimulatedNode()
-    node.put(*shop(Protocol.TCP, local=True))
-    node.sync()
+    node = serving(shop(Protocol.TCP, local=True))
     node.put(*shop(Protocol.TCP, local=False))
     node.restart()
     node.plan()
@@ -267,9 +269,7 @@ def test_after_a_policy_change_while_no_process_ran_remote_endpoints_wait_until_
 
 
 def test_endpoints_of_another_service_do_not_wait_for_a_change_of_traffic_policy() -> None:
-    node = simulation.SimulatedNode()
-    node.put(*shop(Protocol.TCP, local=True))
-    node.sync()
+    node = serving(shop(Protocol.TCP, local=True))
     node.put(*shop(Protocol.TCP, local=False))
     node.put(builders.service("web", cluster=("10.96.0.99",)), endpoints())
     given_traffic = {one.item.virtual_server for one in node.plan() if isinstance(one.item, RealServers)}
@@ -278,17 +278,13 @@ def test_endpoints_of_another_service_do_not_wait_for_a_change_of_traffic_policy
 
 
 def test_new_endpoints_do_not_wait_for_the_removal_of_source_ranges() -> None:
-    node = simulation.SimulatedNode()
-    node.put(web(("10.1.0.0/16", "10.2.0.0/16")), builders.endpoint_slice())
-    node.sync()
+    node = serving((web(("10.1.0.0/16", "10.2.0.0/16")), builders.endpoint_slice()))
     node.put(web(("10.1.0.0/16",)), endpoints())
     assert VIRTUAL_SERVER in {one.item.virtual_server for one in node.plan() if isinstance(one.item, RealServers)}
 
 
 def test_a_removed_endpoint_gets_weight_zero_at_once_even_if_the_traffic_policy_changes_too() -> None:
-    node = simulation.SimulatedNode()
-    node.put(*shop(Protocol.TCP, local=True))
-    node.sync()
+    node = serving(shop(Protocol.TCP, local=True))
     service, _ = shop(Protocol.TCP, local=False)
     node.put(service, builders.endpoint_slice(builders.endpoint(str(ELSEWHERE.address), builders.OTHER_NODE), service="shop"))
     operations = node.plan()
@@ -298,9 +294,7 @@ def test_a_removed_endpoint_gets_weight_zero_at_once_even_if_the_traffic_policy_
 
 
 def test_only_entries_that_exempt_traffic_from_masquerading_wait_for_the_removal_of_an_undesired_real_server() -> None:
-    node = simulation.SimulatedNode()
-    node.put(*shop(Protocol.TCP, local=True))
-    node.sync()
+    node = serving(shop(Protocol.TCP, local=True))
     for server in node.kernel.virtual_servers.values():
         server.real_servers[ELSEWHERE] = 1
     for ip_set in node.kernel.sets.values():
@@ -327,9 +321,7 @@ def cleanings(operations: list[Operation]) -> list[FlowCleaning]:
 
 @pytest.mark.checklist(102)
 def test_flows_are_cleaned_only_after_all_their_virtual_servers_have_lost_the_removed_real_server() -> None:
-    node = simulation.SimulatedNode()
-    node.put(*dns("10.244.0.5", "10.244.0.6"))
-    node.sync()
+    node = serving(dns("10.244.0.5", "10.244.0.6"))
     lost = builders.backend("10.244.0.6", 53)
     node_port = builders.frontend(builders.NODE_ADDRESS, 30053, Protocol.UDP)
     node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, RealServers.of(node_port, lost, 0)), times=1)

@@ -38,7 +38,7 @@ def operations(desired: VirtualServer | None, seen: ObservedVirtualServer | None
     return list(virtual_server_kind.virtual_server_operations(desired.key if desired else KEY, desired, seen, is_over))
 
 
-@pytest.mark.checklist(67)
+@pytest.mark.checklist(50, 67)
 @pytest.mark.parametrize("key", [KEY, DATAGRAMS, ASSOCIATIONS])
 def test_a_virtual_server_that_equals_its_desired_state_needs_no_operation(key: VirtualServerKey) -> None:
     assert operations(examples.virtual_server(key, ONE, TWO), examples.observed({ONE: 1, TWO: 1})) == []

@@ -8,7 +8,7 @@ from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, IpSet, MarkedEntry, SetKind
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
-from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark
+from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, VirtualServerKey
 from ipvsproxy.translate.skeleton import SCOPE_CHAINS
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
@@ -31,21 +31,30 @@ def node_with(drain_deadline_s: float = 0) -> SimulatedNode:
     return node
 
 
+def serving(drain_deadline_s: float = 0) -> SimulatedNode:
+    """A node that serves a Service with direct return, which has endpoints on this and on another node."""
+    node = node_with(drain_deadline_s)
+    node.put(*shop(HERE, ELSEWHERE))
+    node.sync()
+    return node
+
+
 def marks_of(node: SimulatedNode) -> dict[SetKind, int]:
     entries = [entry for one in node.kernel.sets.values() for entry in one.entries if isinstance(entry, MarkedEntry)]
     return {IP_SETS[entry.set].kind: entry.mark for entry in entries}
 
 
+def key_of(node: SimulatedNode, kind: SetKind) -> VirtualServerKey:
+    """The virtual server of the packets that a set marks."""
+    return FirewallMark.of(Family.IPV4, marks_of(node)[kind])
+
+
 def weights_of(node: SimulatedNode, kind: SetKind) -> dict[str, int]:
-    mark = marks_of(node)[kind]
-    (server,) = [one for key, one in node.kernel.virtual_servers.items() if isinstance(key, FirewallMark) and key.mark == mark]
-    return {str(key): weight for key, weight in server.real_servers.items()}
+    return {str(key): weight for key, weight in node.kernel.virtual_servers[key_of(node, kind)].real_servers.items()}
 
 
 def test_outside_clients_and_packets_from_tunnels_have_different_marks() -> None:
-    node = node_with()
-    node.put(*shop(HERE, ELSEWHERE))
-    node.sync()
+    node = serving()
     assert marks_of(node).keys() == {SetKind.DIRECT, SetKind.TUNNEL}
     assert len(set(marks_of(node).values())) == 2
     assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED + 1}
@@ -65,9 +74,7 @@ def test_tunnels_are_accepted_from_the_addresses_of_other_nodes_in_the_set_of_th
 
 
 def test_a_restart_keeps_both_marks_of_direct_return() -> None:
-    node = node_with()
-    node.put(*shop(HERE, ELSEWHERE))
-    node.sync()
+    node = serving()
     before = marks_of(node)
     node.restart()
     assert [str(one) for one in node.sync() if "timeouts" not in str(one)] == []
@@ -75,12 +82,8 @@ def test_a_restart_keeps_both_marks_of_direct_return() -> None:
 
 
 def test_the_tunnel_to_a_node_drains_when_the_last_endpoint_of_the_node_is_removed() -> None:
-    node = node_with()
-    node.put(*shop(HERE, ELSEWHERE))
-    node.sync()
-    (key,) = [
-        one for one in node.kernel.virtual_servers if isinstance(one, FirewallMark) and one.mark == marks_of(node)[SetKind.DIRECT]
-    ]
+    node = serving()
+    key = key_of(node, SetKind.DIRECT)
     tunnel = builders.backend(OTHER_ADDRESS, 80)
     node.kernel.connection_counts[key, tunnel] = ConnectionCounts(1, 0)
     node.put(*shop(HERE))
@@ -96,12 +99,8 @@ def test_the_tunnel_to_a_node_drains_when_the_last_endpoint_of_the_node_is_remov
 
 
 def test_a_complete_read_changes_neither_a_tunnel_that_drains_nor_its_deadline() -> None:
-    node = node_with(drain_deadline_s=60)
-    node.put(*shop(HERE, ELSEWHERE))
-    node.sync()
-    key = next(
-        one for one in node.kernel.virtual_servers if isinstance(one, FirewallMark) and one.mark == marks_of(node)[SetKind.DIRECT]
-    )
+    node = serving(drain_deadline_s=60)
+    key = key_of(node, SetKind.DIRECT)
     node.kernel.connection_counts[key, builders.backend(OTHER_ADDRESS, 80)] = ConnectionCounts(1, 0)
     node.put(*shop(HERE))
     node.sync()
@@ -115,9 +114,7 @@ def test_a_complete_read_changes_neither_a_tunnel_that_drains_nor_its_deadline()
 
 
 def test_if_no_service_requests_direct_return_only_the_rules_against_tunnels_exist() -> None:
-    node = node_with()
-    node.put(*shop(HERE, ELSEWHERE))
-    node.sync()
+    node = serving()
     node.put(*shop(HERE, ELSEWHERE, asks=False))
     for _ in range(4):
         node.sync(after_s=60)

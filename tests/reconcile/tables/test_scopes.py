@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
@@ -15,15 +14,12 @@ from ipvsproxy.model.virtual_servers import (
     FirewallMark,
     RealServers,
     VirtualServer,
-    VirtualServerKey,
     VirtualServerSettings,
 )
 from ipvsproxy.reconcile.kinds.declaration import Circumstances
-from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.removal import own_objects
 from ipvsproxy.reconcile.tables.scopes import MarkedPort, Marks, spread
-from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from ipvsproxy.reconcile.virtual_servers.ownership import firewall_entry
 from ipvsproxy.translate.translation_settings import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
@@ -49,8 +45,23 @@ def shop(name: str = "shop", *, local: bool = True, number: int = 12, created_s:
     return service, slices
 
 
-def node_with(*bits: int, **options: object) -> SimulatedNode:
-    return SimulatedNode(scopes=TrafficScopes.API, scope_bits=bits[0] if bits else 0x3FFF, **options)  # type: ignore[arg-type]
+def node_with(bits: int = 0x3FFF, **options: object) -> SimulatedNode:
+    return SimulatedNode(scopes=TrafficScopes.API, scope_bits=bits, **options)  # type: ignore[arg-type]
+
+
+def serving(*services: tuple[Service, EndpointSlice], bits: int = 0x3FFF, **options: object) -> SimulatedNode:
+    """A node that serves these Services."""
+    node = node_with(bits, **options)
+    for service in services:
+        node.put(*service)
+    node.sync()
+    return node
+
+
+def come_to_rest(node: SimulatedNode) -> None:
+    """Let all drains end that can end, and everything happen that waits for them."""
+    for wait_s in (0, 60, 60, 60):
+        node.sync(after_s=wait_s)
 
 
 def marks_of(node: SimulatedNode) -> dict[str, int]:
@@ -74,89 +85,27 @@ def traces_of(node: SimulatedNode) -> list[str]:
 
 
 def test_with_policy_local_the_address_leads_to_local_endpoints_and_the_mark_to_all_endpoints() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
+    node = serving(shop())
     plain = node.kernel.virtual_servers[builders.frontend(BALANCER, 80)]
     assert {str(one.address) for one in plain.real_servers} == {HERE}
     assert marks_of(node) == {BALANCER: FIRST}
     assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
 
 
-def test_packets_are_marked_only_while_the_virtual_server_of_the_mark_has_its_real_servers() -> None:
-    steps: list[str] = []
-
-    def note(operation: Operation) -> None:
-        item = operation.item
-        if isinstance(item, SetEntries) and IP_SETS[item.set].gives_marks:
-            steps.append(f"{operation.verb} entry")
-        elif isinstance(item, VirtualServer) and isinstance(item.key, FirewallMark):
-            steps.append(f"{operation.verb} virtual server")
-
-    node = node_with(after_each=note)
-    node.put(*shop())
-    node.sync()
-    assert steps == ["add virtual server", "add entry"]
-    node.put(*shop(local=False))
-    node.sync()
-    node.sync(after_s=60)
-    assert steps[2:] == ["remove entry", "remove virtual server"]
-    node.sync(after_s=60)
-    assert traces_of(node) == []
-
-
-def test_every_service_keeps_its_mark_after_a_restart() -> None:
-    node = node_with()
-    for number, name in enumerate(("one", "two", "three"), 20):
-        node.put(*shop(name, number=number))
-    node.sync()
-    before = marks_of(node)
-    node.remove("one")
-    node.sync()
-    node.sync(after_s=60)
-    node.restart()
-    assert [str(one) for one in node.sync() if "timeouts" not in str(one)] == []
-    assert marks_of(node) == {address: mark for address, mark in before.items() if address != "192.0.2.20"}
-    for number, name in enumerate(("four", "five"), 23):
-        node.put(*shop(name, number=number))
-    node.sync()
-    assert set(marks_of(node).values()) == {FIRST, FIRST - 1, FIRST - 2, FIRST - 3}, "what was kept is given to nobody else"
-
-
 def test_waiting_services_get_freed_marks_in_the_order_in_which_they_began_to_wait() -> None:
     node = node_with(0x3)
     for number in range(5):
         node.put(*shop(f"s{number}", number=20 + number, created_s=100.0 - number))
-    node.sync()
-    node.sync(after_s=60)
+    come_to_rest(node)
     assert marks_of(node).keys() == {"192.0.2.20", "192.0.2.21", "192.0.2.22"}
     assert [port.service.name for port in node.reconciler.survey.without_scope] == ["s3", "s4"]
     node.remove("s1")
-    node.sync()
-    for _ in range(3):
-        node.sync(after_s=60)
+    come_to_rest(node)
     assert marks_of(node).keys() == {"192.0.2.20", "192.0.2.22", "192.0.2.23"}
 
 
-def test_a_mark_that_another_program_uses_is_not_touched_and_not_given_to_a_service() -> None:
-    node = node_with()
-    theirs = VirtualServer(FirewallMark.of(Family.IPV4, FIRST), VirtualServerSettings("wlc"))
-    node.kernel.schedulers |= {"wlc"}
-    node.kernel.apply([Operation(Verb.ADD, theirs)])
-    node.observe()
-    node.put(*shop())
-    node.sync()
-    assert marks_of(node) == {BALANCER: SECOND}
-    node.remove("shop")
-    node.sync()
-    node.sync(after_s=60)
-    assert theirs.key in node.kernel.virtual_servers
-
-
 def test_a_wrong_mark_in_a_set_entry_is_drift_and_is_repaired() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
+    node = serving(shop())
     (name,) = (name for name in node.kernel.sets if IP_SETS[name].gives_marks)
     (entry,) = node.kernel.sets[name].entries
     assert isinstance(entry, MarkedEntry)
@@ -170,13 +119,9 @@ def test_a_wrong_mark_in_a_set_entry_is_drift_and_is_repaired() -> None:
 
 
 def test_every_scope_gets_another_mark_when_the_mark_bits_change() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
+    node = serving(shop())
     node.reconciler.adopt(Policy(scope_bits=0xFF0000))
-    node.sync()
-    node.sync(after_s=60)
-    node.sync(after_s=60)
+    come_to_rest(node)
     assert marks_of(node) == {BALANCER: 0xFF0000}
     assert scopes_of(node) == {0xFF0000: {HERE, ELSEWHERE}}
 
@@ -203,9 +148,7 @@ def test_the_survey_finds_the_second_scope_of_a_service_port() -> None:
 
 
 def test_a_family_does_not_count_as_lacking_objects_if_only_the_sets_of_scopes_are_missing() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
+    node = serving(shop())
     lost = IpSet(SetKind.SCOPE, Family.IPV4)
     del node.kernel.sets[lost.name]
     node.observe()
@@ -214,9 +157,7 @@ def test_a_family_does_not_count_as_lacking_objects_if_only_the_sets_of_scopes_a
 
 
 def test_a_read_only_process_desires_the_sets_of_scopes() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
+    node = serving(shop())
     reader = node._new_reconciler()
     for name, state in node.states.items():
         at_once(reader.putting(name, state))
@@ -226,62 +167,8 @@ def test_a_read_only_process_desires_the_sets_of_scopes() -> None:
     assert {ip_set.kind for ip_set in reader._tables.sets.desired}.isdisjoint(DIRECT_KINDS)
 
 
-def test_no_service_gets_a_mark_before_every_service_has_a_desired_state() -> None:
-    tables = NodeTables(Drains())
-    tables.scopes.use_bits(0x3)
-    node = node_with()
-    node.put(*shop())
-    (state,) = node.states.values()
-
-    def marks() -> list[VirtualServerKey]:
-        return [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)]
-
-    at_once(tables.putting(state.owner.service, state))
-    at_once(tables.scopes.tending(may_close=False))
-    assert marks() == []
-    at_once(tables.putting(state.owner.service, None))
-    at_once(tables.scopes.tending(may_close=True))
-    assert marks() == []
-    at_once(tables.putting(state.owner.service, state))
-    at_once(tables.scopes.tending(may_close=True))
-    assert marks() == [FirewallMark.of(Family.IPV4, 3)]
-
-
-def test_flows_are_cleaned_after_the_second_scope_has_lost_their_endpoint() -> None:
-    node = node_with()
-    port = builders.service_port(53, Protocol.UDP)
-    service = builders.service(
-        "dns", port, kind=ServiceType.LOAD_BALANCER, load_balancer=[BALANCER], cluster=["10.96.1.9"], external_local=True
-    )
-
-    def slices(*addresses: str) -> EndpointSlice:
-        listed = [builders.endpoint(address, builders.OTHER_NODE) for address in addresses]
-        return builders.endpoint_slice(*listed, service="dns", ports=(builders.endpoint_port(53, Protocol.UDP),))
-
-    node.put(service, slices(ELSEWHERE, "10.244.1.6"))
-    node.sync()
-    node.put(service, slices(ELSEWHERE))
-
-    def is_of_mark(operation: Operation) -> bool:
-        return isinstance(operation.item, RealServers) and isinstance(operation.item.virtual_server, FirewallMark)
-
-    def cleans(operation: Operation) -> bool:
-        return isinstance(operation.item, FlowCleaning) and str(operation.item.flow.address) == BALANCER
-
-    planned = node.plan()
-    assert any(map(is_of_mark, planned))
-    at_once(node.reconciler.settling(node.apply([one for one in planned if not is_of_mark(one)]), node.now))
-    later = node.plan()
-    assert any(map(is_of_mark, later))
-    assert not any(map(cleans, later))
-    assert any(map(cleans, node.sync()))
-
-
 def test_services_that_begin_to_wait_for_a_mark_are_reported_once() -> None:
-    node = node_with(0x1)
-    for number, name in enumerate(("first", "second"), 20):
-        node.put(*shop(name, number=number))
-    node.sync()
+    node = serving(*(shop(name, number=number) for number, name in enumerate(("first", "second"), 20)), bits=0x1)
     assert [port.service.name for port in node.reconciler.take_without_scope()] == ["second"]
     assert node.reconciler.survey.statistics(node.now).without_scope == 1
     node.put(*shop("second", number=21, created_s=21))
@@ -301,17 +188,13 @@ def add(node: SimulatedNode) -> None:
 
 
 def test_a_mark_that_the_kernel_still_has_for_a_deleted_service_never_leads_to_endpoints_of_another_service() -> None:
-    node = node_with(0x1)
-    node.put(*shop("first", number=20))
-    node.sync()
+    node = serving(shop("first", number=20), bits=0x1)
     node.remove("first")
     service, _ = shop("second", number=21)
     node.put(service, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="second"))
     add(node)
     assert (marks_of(node), scopes_of(node)) == ({"192.0.2.20": 1}, {1: {HERE, ELSEWHERE}})
-    node.sync()
-    for _ in range(3):
-        node.sync(after_s=60)
+    come_to_rest(node)
     assert (marks_of(node), scopes_of(node)) == ({"192.0.2.21": 1}, {1: {"10.244.0.9"}})
 
 
@@ -341,26 +224,8 @@ def test_a_mark_that_does_not_fit_into_the_bits_in_use_is_not_taken_over_after_a
     assert marks.mark_of(port) == FIRST
 
 
-def test_an_entry_for_other_mark_bits_does_not_determine_a_mark_after_a_restart() -> None:
-    node = node_with(0xFF)
-    node.put(*shop("first", number=11))
-    node.put(*shop())
-    node.sync()
-    assert marks_of(node) == {"192.0.2.11": 0xFF, BALANCER: 0xFE}
-    node.remove("first")
-    node.sync()
-    node.sync(after_s=60)
-    node._policy = Policy(scope_bits=0xFFFF)
-    node.restart()
-    for _ in range(2):
-        node.sync(after_s=60)
-    assert marks_of(node) == {BALANCER: 0xFFFF}
-
-
 def test_no_scope_is_removed_before_every_service_has_a_desired_state() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
+    node = serving(shop())
     node.states.clear()
     node.restart()
     at_once(node.reconciler.planning(node.now, only_additions=True))
@@ -383,9 +248,7 @@ def test_a_released_mark_is_reused_only_after_all_marks_that_were_never_used() -
 
 
 def test_no_service_gets_a_mark_that_another_program_took_while_no_process_ran() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
+    node = serving(shop())
     theirs = FirewallMark.of(Family.IPV4, FIRST)
     entry = mark_entry(theirs)
     del node.kernel.virtual_servers[theirs]
@@ -409,21 +272,17 @@ def test_the_observed_state_is_queried_once_for_each_mark_in_use() -> None:
 
 
 def test_a_scope_that_is_no_longer_desired_keeps_its_connections_until_they_end() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
+    node = serving(shop())
     key = FirewallMark.of(Family.IPV4, FIRST)
     busy = builders.backend(HERE)
     assert busy in node.kernel.virtual_servers[key].real_servers
     node.kernel.connection_counts[key, busy] = ConnectionCounts(1, 0)
     node.put(*shop(local=False))
-    node.sync()
-    node.sync(after_s=60)
+    come_to_rest(node)
     assert marks_of(node) == {}
     assert node.kernel.virtual_servers[key].real_servers == {busy: 0}
     del node.kernel.connection_counts[key, busy]
-    node.sync(after_s=60)
-    node.sync(after_s=60)
+    come_to_rest(node)
     assert traces_of(node) == []
 
 
@@ -441,30 +300,26 @@ def test_a_udp_scope_that_is_no_longer_desired_keeps_no_flows() -> None:
     assert scopes_of(node) == {}
 
 
+def ends_marking(operation: Operation) -> bool:
+    item = operation.item
+    return operation.verb is Verb.REMOVE and isinstance(item, SetEntries) and IP_SETS[item.set].gives_marks
+
+
 def test_the_virtual_server_of_a_mark_is_kept_while_packets_still_get_the_mark() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
-
-    def takes_mark(one: Operation) -> bool:
-        return one.verb is Verb.REMOVE and isinstance(one.item, SetEntries) and IP_SETS[one.item.set].gives_marks
-
-    node.kernel.fail(takes_mark)
+    node = serving(shop())
+    node.kernel.fail(ends_marking)
     node.put(*shop(local=False))
     node.kernel.virtual_servers[FirewallMark.of(Family.IPV4, FIRST)].real_servers.clear()
     node.observe()
     node.sync()
     assert marks_of(node) == {BALANCER: FIRST}
     assert scopes_of(node) == {FIRST: set()}
-    node.sync(after_s=60)
-    node.sync(after_s=60)
+    come_to_rest(node)
     assert traces_of(node) == []
 
 
 def test_the_virtual_server_of_a_draining_scope_may_vanish() -> None:
-    node = node_with(drain_deadline_s=900)
-    node.put(*shop())
-    node.sync()
+    node = serving(shop(), drain_deadline_s=900)
     scope = FirewallMark.of(Family.IPV4, FIRST)
     for key in node.kernel.virtual_servers[scope].real_servers:
         node.kernel.connection_counts[scope, key] = ConnectionCounts(1, 0)
@@ -478,19 +333,14 @@ def test_the_virtual_server_of_a_draining_scope_may_vanish() -> None:
 
 
 def test_real_servers_of_an_undesired_scope_keep_their_weight_while_packets_still_get_its_mark() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
-    node.kernel.fail(
-        lambda one: one.verb is Verb.REMOVE and isinstance(one.item, SetEntries) and IP_SETS[one.item.set].gives_marks
-    )
+    node = serving(shop())
+    node.kernel.fail(ends_marking)
     node.put(*shop(local=False))
     node.sync()
     assert marks_of(node) == {BALANCER: FIRST}
     scope = node.kernel.virtual_servers[FirewallMark.of(Family.IPV4, FIRST)]
     assert {str(key.address): weight for key, weight in scope.real_servers.items()} == {HERE: 1, ELSEWHERE: 1}
-    node.sync(after_s=60)
-    node.sync(after_s=60)
+    come_to_rest(node)
     assert traces_of(node) == []
 
 
@@ -505,14 +355,11 @@ def test_a_port_that_loses_its_mark_in_one_family_keeps_its_mark_in_the_other_fa
         external_local=True,
         created_s=service.created_s,
     )
-    node = node_with(families=Family)
-    node.put(*shop("first", number=11))
-    node.sync()
+    node = serving(shop("first", number=11), families=Family)
     node.put(both, slices, builders.endpoint_slice(builders.endpoint("fd00:244::5"), service="shop", suffix="6"))
     node.sync()
     node.remove("first")
-    node.sync()
-    node.sync(after_s=60)
+    come_to_rest(node)
     (mark,) = set(marks_of(node).values())
     node.kernel.sets[IpSet(SetKind.SCOPE, Family.IPV4).name].entries.clear()
     node.restart()
@@ -521,22 +368,16 @@ def test_a_port_that_loses_its_mark_in_one_family_keeps_its_mark_in_the_other_fa
 
 
 def test_an_excluded_range_of_all_addresses_does_not_exclude_the_virtual_servers_of_marks() -> None:
-    node = node_with(excluded=["0.0.0.0/0"])
-    node.put(*shop())
-    node.sync()
+    node = serving(shop(), excluded=["0.0.0.0/0"])
     plan = own_objects.plan(dataclasses.replace(node.kernel.observe(), skeletons={}), {}, builders.networks("0.0.0.0/0"))
     assert [one.item.key for one in plan.virtual_servers] == [FirewallMark.of(Family.IPV4, FIRST)]
     node.remove("shop")
-    node.sync()
-    node.sync(after_s=60)
-    node.sync(after_s=60)
+    come_to_rest(node)
     assert traces_of(node) == []
 
 
 def test_source_ranges_are_applied_even_if_the_kernel_refuses_rules_that_mark_packets() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
+    node = serving(shop())
     skeleton = node.kernel.observe().skeletons[Family.IPV4].without("mangle")
     node.observe(skeletons={Family.IPV4: skeleton})
     tables = node.reconciler._tables
@@ -567,9 +408,7 @@ def test_ipvsproxy_releases_a_mark_that_another_program_has_taken_since_the_last
         node.observe()
         node.sync()
     node.remove("shop")
-    node.sync()
-    node.sync(after_s=60)
-    node.sync(after_s=60)
+    come_to_rest(node)
     assert key in node.kernel.virtual_servers
     del node.kernel.virtual_servers[key]
     node.observe()
@@ -631,10 +470,7 @@ def start(node: SimulatedNode) -> list[dict[str, set[str]]]:
 
 
 def test_a_port_has_a_mark_only_while_its_service_owns_a_virtual_server() -> None:
-    node = node_with()
-    node.put(*shared("old", 20, 1, BALANCER))
-    node.put(*shared("young", 21, 2, BALANCER))
-    node.sync()
+    node = serving(shared("old", 20, 1, BALANCER), shared("young", 21, 2, BALANCER))
     assert scopes_of(node) == {FIRST: {"10.244.0.20"}}
     assert node.reconciler.take_without_scope() == []
     node.restart()
@@ -643,17 +479,14 @@ def test_a_port_has_a_mark_only_while_its_service_owns_a_virtual_server() -> Non
     node.sync()
     assert services_by_address(node) == {BALANCER: {"10.244.0.21"}}
     node.put(*shared("older", 22, 0, BALANCER))
-    for _ in range(3):
-        node.sync(after_s=60)
+    come_to_rest(node)
     assert services_by_address(node) == {BALANCER: {"10.244.0.22"}}
     assert len(scopes_of(node)) == 1
 
 
 @pytest.mark.parametrize("is_last", [False, True])
 def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_no_wrong_endpoint(*, is_last: bool) -> None:
-    node = node_with()
-    node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
-    node.sync()
+    node = serving(shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.states.clear()
     node.put(*shared("giver", 20, 1, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, BALANCER))
@@ -661,17 +494,13 @@ def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_
         node.states = dict(reversed(node.states.items()))
     examined = start(node)
     assert all(one.get("192.0.2.20", {"10.244.0.20"}) == {"10.244.0.20"} for one in examined)
-    for _ in range(3):
-        node.sync(after_s=60)
+    come_to_rest(node)
     assert services_by_address(node) == {BALANCER: {"10.244.0.21"}, "192.0.2.20": {"10.244.0.20"}}
 
 
 @pytest.mark.parametrize("is_last", [False, True])
 def test_if_two_ports_have_equally_many_entries_of_one_mark_the_port_with_a_further_mark_uses_that_mark(*, is_last: bool) -> None:
-    node = node_with()
-    node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
-    node.put(*shared("taker", 21, 2, "192.0.2.21"))
-    node.sync()
+    node = serving(shared("giver", 20, 1, BALANCER, "192.0.2.20"), shared("taker", 21, 2, "192.0.2.21"))
     node.put(*shared("giver", 20, 1, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, BALANCER, "192.0.2.21"))
     if is_last:
@@ -681,10 +510,7 @@ def test_if_two_ports_have_equally_many_entries_of_one_mark_the_port_with_a_furt
 
 
 def test_a_port_keeps_the_firewall_mark_that_most_of_its_set_entries_have() -> None:
-    node = node_with()
-    node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
-    node.put(*shared("taker", 21, 2, "192.0.2.21", "192.0.2.22"))
-    node.sync()
+    node = serving(shared("giver", 20, 1, BALANCER, "192.0.2.20"), shared("taker", 21, 2, "192.0.2.21", "192.0.2.22"))
     node.put(*shared("giver", 20, 1, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, BALANCER, "192.0.2.21", "192.0.2.22"))
     node.restart()
@@ -693,9 +519,7 @@ def test_a_port_keeps_the_firewall_mark_that_most_of_its_set_entries_have() -> N
 
 
 def test_nothing_changes_if_a_mark_without_a_service_is_refused() -> None:
-    node = node_with()
-    node.put(*shop())
-    node.sync()
+    node = serving(shop())
     node.reconciler._tables.scopes.refuse(FirewallMark.of(Family.IPV4, SECOND))
     node.sync()
     assert marks_of(node) == {BALANCER: FIRST}

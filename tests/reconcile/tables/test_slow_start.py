@@ -41,6 +41,14 @@ def running(*numbers: int) -> SimulatedNode:
     return node
 
 
+def starting() -> SimulatedNode:
+    """A node that serves one endpoint with its full weight, and another in slow start."""
+    node = running(1)
+    node.put(web(), pods(1, 2))
+    node.sync()
+    return node
+
+
 @pytest.mark.parametrize(("own", "steps"), [(2, 1), (3, 2), (5, 4), (9, 8), (100, 8), (65535, 8)])
 def test_in_slow_start_the_weight_rises_in_a_few_steps_from_one_to_the_full_weight(own: int, steps: int) -> None:
     seen = [slow_start.weight_at(0.1 * tenth, own, 60) for tenth in range(601)]
@@ -85,9 +93,7 @@ def test_the_slow_start_of_an_endpoint_needs_only_a_few_operations() -> None:
 
 
 def test_a_change_of_the_service_does_not_restart_a_slow_start() -> None:
-    node = running(1)
-    node.put(web(), pods(1, 2))
-    node.sync()
+    node = starting()
     node.sync(after_s=DURATION_S / 2)
     assert weights(node) == {1: OWN, 2: 50}
     node.put(web(), pods(1, 2, 3))
@@ -109,9 +115,7 @@ def test_an_endpoint_that_returns_while_draining_gets_another_slow_start() -> No
 
 
 def test_a_new_process_continues_slow_start_from_the_weights_in_the_kernel() -> None:
-    node = running(1)
-    node.put(web(), pods(1, 2))
-    node.sync()
+    node = starting()
     node.sync(after_s=DURATION_S / 2)
     node.restart()
     assert not [one for one in node.sync() if isinstance(one.item, RealServers)]
@@ -143,9 +147,7 @@ def test_turning_slow_start_on_for_a_service_affects_only_new_endpoints() -> Non
 
 
 def test_turning_slow_start_off_gives_an_endpoint_its_full_weight_at_once() -> None:
-    node = running(1)
-    node.put(web(), pods(1, 2))
-    node.sync()
+    node = starting()
     node.put(web(slow_start_s=0, weight=OWN), pods(1, 2))
     node.sync()
     assert weights(node) == {1: OWN, 2: OWN}
@@ -153,17 +155,6 @@ def test_turning_slow_start_off_gives_an_endpoint_its_full_weight_at_once() -> N
     node.remove("web")
     node.sync()
     assert KEY not in node.kernel.virtual_servers
-
-
-def test_drift_of_a_weight_in_slow_start_is_repaired_to_the_weight_of_the_current_step() -> None:
-    node = running(1)
-    node.put(web(), pods(1, 2))
-    node.sync()
-    node.sync(after_s=DURATION_S / 2)
-    node.kernel.virtual_servers[KEY].real_servers[builders.backend("10.244.0.2")] = 99
-    node.observe()
-    node.sync()
-    assert weights(node) == {1: OWN, 2: 50}
 
 
 def test_an_endpoint_of_weight_one_or_zero_has_no_slow_start() -> None:

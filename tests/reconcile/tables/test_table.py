@@ -17,6 +17,13 @@ def table(is_protected: Callable[[str], bool] = lambda _: False) -> Table[str, t
     return Table(lambda desired: desired[0], lambda desired, observed: desired[1] != observed, is_protected)
 
 
+def desiring(**numbers: int) -> Table[str, tuple[Owner, int], int]:
+    """A table in which the oldest owner desires these numbers."""
+    desired = table()
+    desired.replace(OLD, {}, {key: (OLD, number) for key, number in numbers.items()})
+    return desired
+
+
 def ranked(ranks: Mapping[Owner, float]) -> Table[str, tuple[Owner, int], int]:
     """A table in which the owners with these ranks all desire one key."""
     numbers: Table[str, tuple[Owner, int], int] = Table(
@@ -39,8 +46,7 @@ def pending(numbers: Table[str, tuple[Owner, int], int]) -> Collection[str]:
 
 
 def test_a_desired_key_is_pending_until_its_desired_value_is_observed() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers = desiring(key=1)
     assert pending(numbers) == ["key"]
     numbers.confirm("key", 2)
     assert pending(numbers) == ["key"]
@@ -49,8 +55,7 @@ def test_a_desired_key_is_pending_until_its_desired_value_is_observed() -> None:
 
 
 def test_a_key_that_is_no_longer_desired_is_surplus_until_it_is_absent() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers = desiring(key=1)
     numbers.confirm("key", 1)
     numbers.replace(OLD, {"key": (OLD, 1)}, {})
     assert pending(numbers) == ["key"]
@@ -81,8 +86,7 @@ def test_the_next_oldest_owner_gets_the_key_when_the_winner_releases_it() -> Non
 
 
 def test_an_owner_that_stops_waiting_for_a_key_does_not_affect_the_winner() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers = desiring(key=1)
     numbers.replace(YOUNG, {}, {"key": (YOUNG, 2)})
     assert numbers.replace(YOUNG, {"key": (YOUNG, 2)}, {}) == set()
     assert numbers.desired["key"] == (OLD, 1)
@@ -90,8 +94,7 @@ def test_an_owner_that_stops_waiting_for_a_key_does_not_affect_the_winner() -> N
 
 
 def test_an_owner_may_change_its_desired_value_while_it_waits() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers = desiring(key=1)
     numbers.replace(YOUNG, {}, {"key": (YOUNG, 2)})
     numbers.replace(YOUNG, {"key": (YOUNG, 2)}, {"key": (YOUNG, 3)})
     numbers.replace(OLD, {"key": (OLD, 1)}, {})
@@ -120,8 +123,7 @@ def test_a_foreign_key_stays_foreign_if_its_desired_value_is_withdrawn_before_pr
 
 
 def test_a_foreign_key_stays_foreign_even_if_the_observed_value_equals_the_desired_value() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"theirs": (OLD, 1)})
+    numbers = desiring(theirs=1)
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {"theirs": (OLD, 1)}, {})
     assert pending(numbers) == []
@@ -138,8 +140,7 @@ def test_a_foreign_key_belongs_to_ipvsproxy_after_ipvsproxy_has_changed_the_key(
 
 
 def test_a_virtual_server_of_ipvsproxy_still_belongs_to_ipvsproxy_without_its_witness() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers = desiring(key=1)
     numbers.confirm("key", 1)
     numbers.replace(OLD, {"key": (OLD, 1)}, {})
     list(numbers.observing({"key": 1}, ours()))
@@ -183,8 +184,7 @@ def observe_some(numbers: Table[str, tuple[Owner, int], int], observed: Mapping[
 
 
 def test_reading_some_keys_does_not_change_other_keys() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1)})
+    numbers = desiring(kept=1, lost=1, changed=1)
     list(numbers.observing({"kept": 1, "lost": 1, "changed": 1, "left": 1}, ours("kept", "lost", "changed")))
     observe_some(numbers, {"lost": None, "changed": 2, "stray": 1, "never": None, "left": None}, "stray")
     assert numbers.observed == {"kept": 1, "changed": 2, "stray": 1}
@@ -221,8 +221,7 @@ def test_replacing_desired_values_compares_only_the_keys_that_changed() -> None:
 
 
 def test_drift_is_counted_once_and_never_at_the_first_read() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1), "never": (OLD, 1)})
+    numbers = desiring(kept=1, lost=1, changed=1, never=1)
     list(numbers.observing({"kept": 1, "lost": 1, "changed": 1, "old": 1}, ours("kept", "lost", "changed", "old")))
     assert numbers.drifted == 0, "what a former process left is no drift"
     numbers.confirm("old", None)
@@ -234,8 +233,7 @@ def test_drift_is_counted_once_and_never_at_the_first_read() -> None:
 
 
 def test_further_drift_of_a_key_that_already_differs_is_counted_but_not_reported_again() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers = desiring(key=1)
     list(numbers.observing({"key": 1}, ours("key")))
     list(numbers.observing({"key": 2, "stray": 1}, ours("key", "stray")))
     assert (numbers.drifted, sorted(numbers.take_drifted())) == (2, ["key", "stray"])
@@ -258,8 +256,7 @@ def test_a_change_to_the_desired_value_does_not_count_as_drift() -> None:
 
 
 def test_our_own_change_to_a_value_that_is_no_longer_desired_does_not_count_as_drift() -> None:
-    numbers = table()
-    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers = desiring(key=1)
     numbers.notice("key", 1)
     numbers.confirm("key", 2)
     assert (numbers.drifted, pending(numbers)) == (0, ["key"])

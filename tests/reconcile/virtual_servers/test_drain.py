@@ -170,8 +170,8 @@ def test_drains_without_connections_wait_for_capacity_in_the_order_in_which_they
 
 def test_at_most_the_allowed_number_of_drains_wait() -> None:
     drains = Judged(ONE, TWO, THREE)
-    assert drains.see({ONE: BUSY, TWO: IDLE, THREE: IDLE}, 100, may_wait=1) == [THREE]
-    assert drains.see({}, 101, may_wait=1) == [ONE], "the one that waits already is counted"
+    assert drains.see({ONE: IDLE, TWO: BUSY, THREE: IDLE}, 100, may_wait=1) == [THREE]
+    assert drains.see({}, 101, may_wait=1) == [TWO], "the one that waits already is counted"
     assert drains.release(9) == [KEY]
 
 

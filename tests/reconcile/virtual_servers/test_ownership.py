@@ -34,14 +34,16 @@ def test_an_entry_proves_only_that_the_virtual_server_that_it_names_belongs_to_i
     assert not is_ours(msgspec.structs.replace(KEY, protocol=Protocol.UDP))
 
 
-@pytest.mark.parametrize("kind", [SetKind.LOOP_BACK, SetKind.LOAD_BALANCER_SOURCE_IP])
-def test_entries_that_name_a_pod_or_a_client_are_not_witnesses_of_virtual_servers(kind: SetKind) -> None:
-    entry = examples.entry(kind, KEY, "10.96.0.1")
-    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
-
-
-def test_an_entry_that_only_restricts_traffic_is_not_a_witness_of_a_virtual_server() -> None:
-    entry = examples.entry(SetKind.LOAD_BALANCER_FIREWALL, KEY)
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        (SetKind.LOOP_BACK, "10.96.0.1"),
+        (SetKind.LOAD_BALANCER_SOURCE_IP, "10.96.0.1"),
+        (SetKind.LOAD_BALANCER_FIREWALL, None),
+    ],
+)
+def test_entries_that_name_a_pod_or_a_client_or_only_restrict_traffic_are_not_witnesses(kind: SetKind, other: str | None) -> None:
+    entry = examples.entry(kind, KEY, other)
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
 
 

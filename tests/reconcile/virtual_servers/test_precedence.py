@@ -78,17 +78,16 @@ def test_services_that_wait_for_a_virtual_server_are_ordered_by_the_rule_that_ch
     assert owner_of(tables) == OLD
 
 
+@pytest.mark.parametrize(("old", "young"), [(OLD, YOUNG), (OLD.remembered, YOUNG.remembered)], ids=["listed", "remembered"])
 @pytest.mark.parametrize("kind", [SetKind.CLUSTER_IP, *OTHERS])
-def test_the_older_of_two_services_with_equal_precedence_wins(kind: SetKind) -> None:
-    tables = new_claims()
-    put(tables, by(YOUNG, kind), by(OLD, kind))
-    assert owner_of(tables) == OLD
+def test_the_older_of_two_services_with_equal_precedence_wins(old: Owner, young: Owner, kind: SetKind) -> None:
+    tables = new_claims(by(young, kind), by(old, kind))
+    assert owner_of(tables) == old
     assert [conflict.reasons for conflict in Survey(tables).conflicts()] == [("is older and has it",)]
 
 
 def test_a_service_whose_role_has_changed_gains_or_loses_the_virtual_server() -> None:
-    tables = new_claims()
-    put(tables, by(OLD, SetKind.EXTERNAL_IP), by(YOUNG, SetKind.LOAD_BALANCER))
+    tables = new_claims(by(OLD, SetKind.EXTERNAL_IP), by(YOUNG, SetKind.LOAD_BALANCER))
     assert owner_of(tables) == OLD
     put(tables, by(YOUNG, SetKind.CLUSTER_IP))
     assert owner_of(tables) == YOUNG
@@ -101,8 +100,7 @@ def test_a_service_whose_role_has_changed_gains_or_loses_the_virtual_server() ->
 
 
 def test_a_listed_service_takes_precedence_over_a_remembered_service() -> None:
-    tables = new_claims()
-    put(tables, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.CLUSTER_IP))
+    tables = new_claims(by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.CLUSTER_IP))
     put(tables, by(OLD.remembered, SetKind.CLUSTER_IP))
     assert owner_of(tables) == YOUNG
     (conflict,) = Survey(tables).conflicts()
@@ -112,14 +110,6 @@ def test_a_listed_service_takes_precedence_over_a_remembered_service() -> None:
     assert owner_of(tables) == OLD
 
 
-def test_the_older_of_two_remembered_services_wins() -> None:
-    tables = new_claims()
-    put(tables, by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG.remembered, SetKind.CLUSTER_IP))
-    assert owner_of(tables) == OLD.remembered
-    assert [conflict.reasons for conflict in Survey(tables).conflicts()] == [("is older and has it",)]
-
-
 def test_a_remembered_cluster_ip_is_not_taken_over_by_an_external_address() -> None:
-    tables = new_claims()
-    put(tables, by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
+    tables = new_claims(by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
     assert owner_of(tables) == OLD.remembered

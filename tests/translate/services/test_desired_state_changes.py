@@ -30,13 +30,6 @@ def _balancer(*ports: ServicePort, health_port: int = 30000, cluster: str = CLUS
     )
 
 
-@pytest.mark.checklist(42)
-def test_a_health_check_port_that_changes_is_closed_at_its_old_number() -> None:
-    assert _health_ports(state_of(_balancer(health_port=30000))) == {"30000"}
-    assert _health_ports(state_of(_balancer(health_port=30001))) == {"30001"}
-    assert _health_ports() == set(), "with the Service its state goes, and with it the entry"
-
-
 THREE_PORTS = tuple(service_port(number, name=str(number)) for number in (81, 82, 83))
 
 
@@ -65,11 +58,6 @@ def test_only_endpoints_for_a_port_of_the_service_count_for_the_health_check() -
         set(state_of(_balancer(*THREE_PORTS), *slices).rare.local_endpoints.values()) for slices in ([other], [other, mine])
     ]
     assert counts == [{0}, {1}]
-
-
-@pytest.mark.checklist(50)
-def test_equal_objects_give_equal_states() -> None:
-    assert state_of(_balancer(*THREE_PORTS)) == state_of(_balancer(*THREE_PORTS))
 
 
 @pytest.mark.checklist(25, 77)
