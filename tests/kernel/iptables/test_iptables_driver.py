@@ -140,6 +140,13 @@ def test_rules_are_listed_before_each_write_and_each_removal(programs: pathlib.P
     assert log.read_text().split() == ["listed", "written"] * 3
 
 
+def test_a_listing_that_hangs_is_killed_and_is_an_error(programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_program(programs, "iptables-save", "exec sleep 600")
+    monkeypatch.setattr(iptables_process, "TIMEOUT_S", 0.05)
+    with pytest.raises(KernelError, match="did not end within"):
+        iptables.IptablesDriver(chains=(), jumps=()).observe(Family.IPV4)
+
+
 def test_the_error_for_a_missing_program_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     expected = Refusal("iptables is not in PATH; install the package iptables", is_certain=True)
