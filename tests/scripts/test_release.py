@@ -1,14 +1,17 @@
 """``scripts/release`` in clones of a repository: what the script refuses, which files it makes, and what it leaves to a person.
 
-Two steps have no test: the SBOM needs packages of PyPI, and a real image takes minutes, so an image layout replaces it.
+A real image takes minutes, and an SBOM needs packages of PyPI, so only .ci/full makes both. Elsewhere an image layout replaces
+the image. ``IPVSPROXY_TEST_IMAGE_OPTIONS`` has options for ``scripts/image``, where PyPI needs a setting.
 """
 
+import concurrent.futures
 import hashlib
 import importlib.machinery
 import importlib.util
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +21,8 @@ import zipfile
 from collections.abc import Callable
 
 import pytest
+
+from tests.support import patience
 
 ROOT = pathlib.Path(__file__).parents[2]
 NEEDED = (
@@ -31,7 +36,7 @@ NEEDED = (
     "manifests",
     "ipvsproxy",
 )
-SCRIPTS = ("release", "image")
+SCRIPTS = ("release", "image", "setup")
 VERSION = "0.1.0"
 LIGHT = ("--leave-out", "image", "--leave-out", "sbom")
 PUBLISHING = ("cosign", "podman", "skopeo", "buildah", "docker", "twine")
@@ -141,6 +146,85 @@ def test_two_clones_make_identical_release_files_and_publish_nothing(origin: pat
     assert f"tag --sign v{VERSION} {git(origin, 'rev-parse', 'HEAD')}" in printed
 
 
+def test_a_release_with_another_time_has_other_sums(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = clone(origin, tmp_path / "one")
+    sums = []
+    for name, seconds in (("a", "1800000000"), ("b", "1800000000"), ("c", "1800000001")):
+        done = release(folder, VERSION, "--build", *LIGHT, "--output", str(tmp_path / name), SOURCE_DATE_EPOCH=seconds)
+        assert done.returncode == 0, done.stdout + done.stderr
+        sums.append((tmp_path / name / "SHA256SUMS").read_text())
+    assert sums[0] == sums[1]
+    assert sums[1] != sums[2]
+
+
+@patience.THOROUGH
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("apt-get") is None, reason="images are built by root on Debian")
+def test_two_clones_make_the_same_image_and_sbom_byte_for_byte(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    options = [f"--image-option={one}" for one in shlex.split(os.environ.get("IPVSPROXY_TEST_IMAGE_OPTIONS", ""))]
+    subprocess.run((origin / "scripts/setup", "--image-builder-only"), check=True)
+
+    def build(name: str, umask: int, zone: str) -> dict[str, bytes]:
+        folder = clone(origin, tmp_path / name)
+        modes = {0o022: "u=rwX,go=rX", 0o077: "go="}
+        subprocess.run(("chmod", "-R", modes[umask], *NEEDED), cwd=folder, check=True)
+        done = release(folder, VERSION, "--build", *options, umask=umask, TZ=zone)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return files(folder / "build/release" / VERSION)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        made = list(pool.map(build, ("one", "deeper/other"), (0o022, 0o077), ("UTC", "Asia/Tokyo")))
+    one, other = ({name: hashlib.sha256(content).hexdigest() for name, content in each.items()} for each in made)
+    assert {f"ipvsproxy-{VERSION}-image.tar", f"ipvsproxy-{VERSION}.cdx.json"} <= one.keys()
+    assert one == other
+    sbom = json.loads(made[0][f"ipvsproxy-{VERSION}.cdx.json"])
+    assert sbom["metadata"]["component"]["name"] == "ipvsproxy"
+    assert {"pyroute2", "textual", "iptables", "libssl3"} <= {component["name"] for component in sbom["components"]}
+    provenance = json.loads(made[0][f"ipvsproxy-{VERSION}.provenance.json"])
+    uris = {each["uri"].partition("@")[0] for each in provenance["predicate"]["buildDefinition"]["resolvedDependencies"]}
+    assert {"pkg:deb/debian/iptables", "pkg:deb/debian/gcc"} <= uris
+
+
+@patience.THOROUGH
+def test_two_clones_write_the_same_sbom(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    written = []
+    for name in ("one", "deeper/other"):
+        folder = clone(origin, tmp_path / name)
+        (output := folder / "build/release").mkdir()
+        script = loaded(folder)
+        assert script.write_sbom(script.Release(VERSION, "0" * 40, 1_800_000_000, output, pathlib.Path(sys.executable))) == 0
+        written.append((output / f"ipvsproxy-{VERSION}.cdx.json").read_bytes())
+    assert written[0] == written[1]
+    names = {component["name"] for component in json.loads(written[0])["components"]}
+    assert {"aiohttp", "pyroute2", "textual"} <= names
+    assert not {"pip", "setuptools", "pytest"} & names
+
+
+def test_the_printed_commands_sign_an_image_that_is_built_by_podman(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder, tools = clone(origin, tmp_path / "one"), tmp_path / "tools"
+    tools.mkdir()
+    note = f'#!/bin/sh\necho "$(basename "$0") $*" >>{tmp_path}/calls\n'
+    (tools / "cosign").write_text(note)
+    (tools / "podman").write_text(note + '[ "$1" != push ] || printf sha256:abc >"$3"\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    script = loaded(folder)
+    (output := tmp_path / "output").mkdir()
+    (output / f"ipvsproxy-{VERSION}.cdx.json").touch()
+    made = script.Release(VERSION, "0" * 40, 1_800_000_000, output, pathlib.Path(sys.executable))
+    lines = [line for line in script.commands(made, "registry.example.com", "") if not line.startswith("git ")]
+    path = f"{tools}:{os.environ['PATH']}"
+    subprocess.run(("sh", "-ec", "\n".join(lines)), env={**os.environ, "PATH": path}, check=True)
+    image = "registry.example.com/ipvsproxy"
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "cosign sign-blob --key cosign.key --bundle SHA256SUMS.sigstore.json SHA256SUMS",
+        f"podman build -t {image}:{VERSION} {folder}",
+        f"podman push --digestfile image.digest {image}:{VERSION}",
+        f"cosign sign --key cosign.key {image}@sha256:abc",
+        f"cosign attest --key cosign.key --type cyclonedx --predicate ipvsproxy-{VERSION}.cdx.json {image}@sha256:abc",
+    ]
+
+
 @pytest.mark.parametrize(
     ("spoil", "version", "reasons"),
     [
@@ -204,12 +288,14 @@ def layout(work: pathlib.Path, text: str) -> str:
 
 
 def test_one_archive_has_the_images_of_both_architectures_and_the_manifests_use_its_digest(
-    origin: pathlib.Path, tmp_path: pathlib.Path
+    origin: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, output = clone(origin, tmp_path / "one"), tmp_path / "output"
     output.mkdir()
     expected = [layout(output / f"image-{name}", name) for name in ("amd64", "arm64")]
-    (folder / "scripts/image").write_text('#!/bin/sh\necho "$@" >>../calls\n')
+    said = "echo '== Base'; echo '== Debian packages'; echo '2 packages, those of a lock'; echo '== Size'"
+    (folder / "scripts/image").write_text(f'#!/bin/sh\necho "$@" $SOURCE_DATE_EPOCH >>{tmp_path}/calls\n{said}\n')
+    git(folder, "commit", "--all", "--quiet", "--message=image")
     script = loaded(folder)
     one = script.Release(VERSION, git(folder, "rev-parse", "HEAD"), 1_800_000_000, output, pathlib.Path(sys.executable))
     digest = script.build_image(one, ["amd64", "arm64"], ["--volume=/mirror:/run/mirror"])
@@ -222,8 +308,9 @@ def test_one_archive_has_the_images_of_both_architectures_and_the_manifests_use_
     assert described == dict(zip(("amd64", "arm64"), expected, strict=True))
     assert {f"blobs/sha256/{each.removeprefix('sha256:')}" for each in expected} <= inside.keys()
     calls = (tmp_path / "calls").read_text().splitlines()
+    assert "Debian for arm64: 2 packages, those of a lock\n" in capsys.readouterr().out
     assert [call.partition("--arch ")[2] for call in calls] == [
-        f"{name} --timestamp 1800000000 --volume=/mirror:/run/mirror" for name in ("amd64", "arm64")
+        f"{name} --volume=/mirror:/run/mirror 1800000000" for name in ("amd64", "arm64")
     ]
 
     script.pack_manifests(one, "registry.example.com", digest)
@@ -237,6 +324,67 @@ def test_one_archive_has_the_images_of_both_architectures_and_the_manifests_use_
     base = tmp_path / f"ipvsproxy-{VERSION}/manifests/base"
     built = subprocess.run((kubectl, "kustomize", str(base)), capture_output=True, text=True, check=True)
     assert built.stdout.count(f"image: registry.example.com/ipvsproxy:{VERSION}@{digest}\n") == 2
+
+
+FAKE_BUILDAH = """#!/bin/sh
+shift 6 # the options for the store
+case $1 in
+    build) printf 'STEP 1\\nlibx:amd64\\t1:2.0+b1\\ngcc\\t12\\n'; echo "$@" >>"$CALLS" ;;
+    push) for last; do :; done; mkdir "$(dirname "${last#oci:}")/oci" ;;
+    mount) echo "$MOUNTED" ;;
+esac
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("dpkg-query") is None, reason="scripts/image needs root on Debian")
+@pytest.mark.parametrize(
+    ("locked", "said"),
+    [
+        ("gcc\t12\nlibx:amd64\t1:2.0+b1\n", ["2 packages, those of .ci/debian-amd64.lock"]),
+        (
+            "gcc\t12\nlibx:amd64\t1:1.9\n",
+            ["< libx:amd64\t1:1.9", "> libx:amd64\t1:2.0+b1", "packages of .ci/debian-amd64.lock (<)"],
+        ),
+        (None, ["> gcc\t12", "To lock the packages of this build (>): cp "]),
+    ],
+)
+def test_the_image_script_says_which_packages_differ_from_the_lock(
+    tmp_path: pathlib.Path, locked: str | None, said: list[str]
+) -> None:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/image", tmp_path / "scripts")
+    tools = {"scripts/setup": "#!/bin/sh\n", "bin/mmdebstrap": '#!/bin/sh\ntouch "$MADE"\n', "bin/buildah": FAKE_BUILDAH}
+    for name, text in tools.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    status = tmp_path / "mounted/var/lib/dpkg/status"
+    status.parent.mkdir(parents=True)
+    status.write_text(
+        "Package: dpkg\nStatus: install ok installed\nMaintainer: a\nArchitecture: amd64\nVersion: 1\nDescription: x\n"
+    )
+    (tmp_path / "mounted/opt/ipvsproxy").mkdir(parents=True)
+    if locked is not None:
+        (tmp_path / ".ci").mkdir()
+        (tmp_path / ".ci/debian-amd64.lock").write_text(locked)
+    work = tmp_path / "work"
+    variables = {"CALLS": f"{tmp_path}/calls", "MOUNTED": f"{tmp_path}/mounted", "MADE": f"{work}/base.part"}
+    variables |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SOURCE_DATE_EPOCH": "1800000000"}
+    (sources := tmp_path / "sources.list").touch()
+    done = subprocess.run(
+        (tmp_path / "scripts/image", "--work", work, f"--sources={sources}"),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in said:
+        assert line in done.stdout
+    assert ("Other bytes" in done.stdout) == (len(said) > 1)
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    assert f"--volume {sources}:/etc/apt/sources.list:ro" in call
+    assert "--timestamp 1800000000" in call
 
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="this is no Debian")
