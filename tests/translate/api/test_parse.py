@@ -35,6 +35,13 @@ def test_a_service_has_a_name_a_creation_time_and_a_type() -> None:
     assert service.skipped == ()
 
 
+def test_the_name_of_a_service_may_begin_with_a_digit() -> None:
+    raw = msgspec.convert({"spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}}, schema.ServiceJson)
+    named = parse.parse_service(raw, ServiceName("shop", "9-lives"))
+    assert (str(named.name), named.skipped, named.not_served) == ("shop/9-lives", (), None)
+    assert named.cluster_addresses == _service().cluster_addresses
+
+
 def test_a_service_that_is_not_served_still_has_its_name_uid_and_type() -> None:
     service = _service({"type": "ExternalName"}, metadata={"uid": "u-1"})
     assert (service.name, service.uid, service.options.type) == (NAME, "u-1", ServiceType.EXTERNAL_NAME)
