@@ -43,7 +43,7 @@ from tests.support.virtual_time import in_virtual_time
 FEW, MANY = 3, 1500
 IPVS_FAMILY = 30
 NEW_DESTINATION = 116
-"""Bytes of a message that adds an IPv4 real server (netlink, generic netlink and IPVS attributes)."""
+"""The number of bytes of a message that adds an IPv4 real server (netlink, generic netlink and IPVS attributes)."""
 
 
 def _connect(_protocol: int) -> FakeSocket:

@@ -24,7 +24,7 @@ from tests.support import lab
 
 ROOT = Path(__file__).parents[1]
 SAMPLED_WITHIN_S = 300.0
-"""Until the page has rates, for which it reads the counters twice."""
+"""The longest wait until the page has rates, for which the page reads the counters twice."""
 UNTIL_CLIENTS_CONNECT = (
     'before=$(ipvsadm -Ln --stats); while [[ $(ipvsadm -Ln --stats) == "$before" ]]; do sleep 0.1; done; echo; echo clients go on'
 )
@@ -49,7 +49,7 @@ def test_an_unknown_argument_of_the_demo_is_refused_in_one_line_on_stderr() -> N
 
 @contextlib.contextmanager
 def _mailbox(directory: Path) -> Iterator[str]:
-    """Until the ``with`` block ends, do what ``--stay`` does on the host; yield the address that a user would open."""
+    """While the ``with`` block runs, do what ``--stay`` does on the host. The block gets the address that a user would open."""
     command = [sys.executable, "-m", "scripts.demo_mailbox", str(directory), "0"]  # in this test, the node uses the default port
     with subprocess.Popen(command, cwd=ROOT) as relay:
         try:

@@ -40,7 +40,7 @@ SCOPED = {"default with scopes": "default"}
 PHASES = {"default": ("P0", "P1", "P2")}
 """The phases of a profile that has more than the first one."""
 ALIKE = ("masquerade-all", "masquerade-bit", "nodeport-primary", "scheduler-mh", "scheduler-wrr")
-"""Their rows differ in the translation alone, which ``tests/translate`` compares with the recording as well."""
+"""The rows of these profiles differ only in the translation, which ``tests/translate`` also compares with the recordings."""
 CASES = [
     pytest.param(profile, phase, section, marks=[patience.THOROUGH] * (profile in ALIKE))
     for profile in (*PROFILES, *SCOPED)
@@ -54,7 +54,7 @@ UNCHANGED_S = 15.0
 """After this time, a state that differs from the recording is final."""
 
 ATTEMPTS = 6
-"""Enough to choose every endpoint at least once."""
+"""The number of requests that suffices to choose every endpoint at least once."""
 
 State = dict[str, Any]
 

@@ -41,7 +41,8 @@ UNPRIVILEGED = (
     f'{mains.READ_ONLY_SETTINGS}; exec setpriv --no-new-privs --bounding-set=-all,{CAPABILITIES} --inh-caps=-all "$@"',
     "sh",
 )
-"""As in the second container of manifests/base: one capability, no way to gain more, read-only kernel settings."""
+"""The restrictions of the second container of manifests/base: one capability, no way to gain more privileges, and read-only
+kernel settings."""
 CLEANUP_JOB = pathlib.Path(__file__).parents[1] / "manifests/cleanup/job.yaml"
 MANIFESTS = """
 apiVersion: v1

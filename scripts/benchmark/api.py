@@ -15,7 +15,7 @@ from ipvsproxy.translate.api.targets import Targets
 from scripts.benchmark import workload
 
 CHUNK_BYTES = 1 << 16
-"""How much one read from a socket returns."""
+"""The number of bytes that one read from a socket returns."""
 
 
 class MemoryApi:

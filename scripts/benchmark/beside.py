@@ -58,7 +58,8 @@ class Size(NamedTuple):
     scrape_pause_s: float = 2.5
     """The pause between two scrapes, which is longer than the time for which ipvsproxy reuses the kernel's counters."""
     idle_s: float = 35.0
-    """Longer than the sync period of both proxies, 30 s, so that the measurement includes a periodic sync of each proxy."""
+    """The duration of the measurement. It is longer than the sync period of both proxies, 30 s, so that it includes a periodic
+    sync of each proxy."""
 
 
 def run(command: str, services: int, endpoints: int, places: outside.Places | None = None, **others: float) -> Figures:

@@ -16,7 +16,7 @@ from ipvsproxy.kernel.base import netlink, sockets
 from ipvsproxy.kernel.network import notify
 
 SENDS, RECEIVES, QUESTIONS, HEARD = NETLINK = ("sends", "receives", "questions", "heard")
-"""Names of the counts. Questions are ``getsockopt`` on any socket; ``heard`` counts calls of the listening socket."""
+"""Names of the counts. ``questions`` counts ``getsockopt`` on any socket; ``heard`` counts calls of the listening socket."""
 _IO = pathlib.Path("/proc/self/io")
 _reads_before = itertools.count()
 

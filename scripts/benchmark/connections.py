@@ -20,7 +20,7 @@ from scripts.benchmark import program, workload
 from tests.support import lab_agent
 
 PAUSE_S = 0.001
-"""Between two attempts; a figure can be too large by this time."""
+"""The pause between two attempts. A figure can be too large by this time."""
 SERVICE_PORT, POD_PORT = 80, 8080
 NODE, PODS = "10.64.0.1", "10.64.0.2"
 MOST = 4096

@@ -26,7 +26,7 @@ from ipvsproxy.translate.api import decode
 from scripts.benchmark import calls, recording
 
 PROTOCOLS = {0: "addresses", 12: "ipset and conntrack", 16: "ipvs"}
-"""Names by number of the netlink protocol."""
+"""The names of netlink protocols, by the number of the protocol."""
 
 
 @dataclasses.dataclass

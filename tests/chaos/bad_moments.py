@@ -21,27 +21,30 @@ if TYPE_CHECKING:  # at run time, a history imports this module
     from tests.chaos.history import History
 
 REACHED_WITHIN_S = patience.seconds(150.0)
-"""Until everything except rules is in force, including another start."""
+"""The longest wait until everything except the rules is in force, including another start."""
 SILENCE_NOTICED_WITHIN_S = patience.seconds(60.0)
-"""Until a change behind a silent proxy is in force: six times the silence that the program tolerates here."""
+"""The longest wait until a change behind a silent proxy is in force: six times the silence that the program tolerates in these
+tests."""
 RELOADED_WITHIN_S = patience.seconds(60.0)
-"""Until a configuration is in force that failed before: it is tried again with growing pauses."""
+"""The longest wait until a configuration that failed before is in force. The program tries the configuration again after growing
+pauses."""
 SHOWN_WITHIN_S = patience.seconds(60.0)
-"""Until ``/healthz`` reports a part of the kernel that cannot be read."""
+"""The longest wait until ``/healthz`` reports a part of the kernel that cannot be read."""
 ANSWERED_WITHIN_S = patience.seconds(5.0)
 ACKNOWLEDGED_S = 0.5
 """A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""
 PROGRAMMED_WITHIN_S = patience.seconds(60.0)
-"""Until a change is in force while the program lacks something that it need not have."""
+"""The longest wait until a change is in force while the program lacks an optional resource."""
 OPENED_WITHIN_S = patience.seconds(30.0)
-"""Until a wider source range is in force, while another program holds the xtables lock."""
+"""The longest wait until a wider source range is in force while another program holds the xtables lock."""
 LIMIT = 1024
 """The usual limit of descriptors of containers and services."""
 CHECKED, IDLE = 18, 64
-"""Services with health-check node ports, and the connections that an outsider holds to each: more than the limit."""
+"""The number of Services with health-check node ports, and the number of connections that an outside client holds to each port,
+which exceeds the limit."""
 LOOK_S = 0.02
 BOOKMARK_S = 1.0
-"""Until a bookmark has arrived."""
+"""The longest wait for a bookmark."""
 POLL_S = 0.2
 RELOAD_FAILED = b"event=reload_failed"
 BUT_RULES = ("virtual_servers", "ipsets", "addresses")

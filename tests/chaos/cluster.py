@@ -20,13 +20,13 @@ from tests.support import api_server, api_store, patience
 T = TypeVar("T")
 
 WITHIN_S = patience.seconds(60.0)
-"""Until the server's thread has finished a call, which may wait for the program."""
+"""The longest wait until the server's thread has finished a call, which may wait for the program."""
 BACKUPS = 4
 """How many changes a restored backup lacks."""
 REFUSALS = 2
 """How many successive requests are refused."""
 UNREADABLE_S = 1.0
-"""Longer than a change waits for others."""
+"""The pause between two changes, which is longer than the time for which a change waits for further changes."""
 GARBAGE = "garbage.yaml"
 GARBAGE_LINE = b"{]\n"
 

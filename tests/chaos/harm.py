@@ -7,7 +7,7 @@ from tests.chaos import drift
 from tests.support import patience
 
 STOPPED_S = patience.seconds(35.0)
-"""Longer than a sync period: the next reading is an audit."""
+"""A time longer than a sync period, so that the next reading is an audit."""
 
 
 class When(enum.Enum):

@@ -39,16 +39,17 @@ from tests.chaos.world import Object, World, key_of
 from tests.support import golden_state, lab, nft_state, patience, program
 
 QUIET_WITHIN_S = patience.seconds(150.0)
-"""Until everything is in force, on a slow kernel, including another start of the program."""
+"""The longest wait until everything is in force, on a slow kernel, including another start of the program."""
 HEALED_WITHIN_S = patience.seconds(60.0)
-"""Until drift is repaired: five seconds on a node; here each reading, also the suite's, takes a hundred times as long."""
+"""The longest wait until drift is repaired. On a node, a repair takes five seconds. In these tests, each reading takes a hundred
+times as long, including the readings of the suite."""
 VERIFIED_WITHIN_S = 300.0
 SETTLE_S = 0.5
-"""Wait before the first reading, so that it need not be repeated: readings are slow here."""
+"""The wait before the first reading. After this wait, the reading rarely has to be repeated; readings are slow on this kernel."""
 POLL_S = 0.2
 """The time between two readings of a spoiled section."""
 INJECTED_WITHIN_S = patience.seconds(60.0)
-"""Until a message comes that can fail: with a change, or with the next poll."""
+"""The longest wait for a message that can fail. A change or the next poll sends such a message."""
 PATIENT = b"drift_returns"
 """The log event if drift is not repaired at once."""
 SYNCED = b"event=synced"

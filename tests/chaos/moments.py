@@ -15,11 +15,11 @@ from tests.support.commands import run
 
 LOCK = Path("/run/xtables.lock")
 HELD_S = 12.0
-"""Longer than iptables waits for its lock for both families, one after the other."""
+"""The time for which the lock is held, which is longer than the waits of iptables for both families together."""
 ADDRESS = "172.18.0.9"
 """A second address of the node's interface."""
 AWAY_S = 1.0
-"""Long enough for a program on a busy machine to observe it."""
+"""The duration of the moment, which suffices for a program on a busy machine to observe the moment."""
 HIDDEN_TABLE = "filter"
 _STRANGER = ("INPUT", "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT")
 _SAVING = ("iptables-save", "iptables-legacy-save")

@@ -20,16 +20,17 @@ from tests.chaos.moments import Moment
 T = TypeVar("T")
 
 STEPS: Mapping[str, int] = {"change": 3, "kill": 4, "lock": 2}
-"""Other steps than drift, harm, kernel faults, troubles and bad moments, with weights."""
+"""All kinds of steps except drift, harm, kernel faults, troubles and bad moments, with their weights."""
 DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
 TROUBLE_SHARE = 0.15
 MOMENT_SHARE = 0.15
-"""Shares of all steps; each has at least one step."""
+"""The share of each kind of step; each kind has at least one step."""
 HARM_SHARE = 0.1
 """The bad moment that takes half a minute, so that short histories leave it out."""
 DIRECTORY_EVERY = 4
-"""Of this many histories, the last has a directory as source, the others an API server."""
+"""The interval of histories with a directory as source: the last of this many histories has a directory, and all others have an
+API server."""
 DIRECTORY_TROUBLES = [Trouble.GARBAGE_FILE, Trouble.UNREADABLE_FILES]
 SERVER_TROUBLES = [kind for kind in Trouble if kind not in DIRECTORY_TROUBLES]
 MOMENTS: Mapping[Backend, Sequence[Moment]] = {
@@ -38,7 +39,7 @@ MOMENTS: Mapping[Backend, Sequence[Moment]] = {
 }
 """With iptables, the kernel may lack nf_tables; with nftables, nothing hides a table."""
 MOVES = 2
-"""How often rules and sets move to the other backend in a history that begins with nftables: there and back."""
+"""The number of moves of rules and sets between the backends in a history that begins with nftables."""
 
 
 class Plan(NamedTuple):

@@ -9,7 +9,7 @@ from tests.chaos.usage import Usage
 from tests.chaos.world import Key, Object, key_of
 
 FIRST_NUMBER = 2000
-"""First address of the Services; lower ones belong to ``world``."""
+"""The first address of the Services; lower addresses belong to ``world``."""
 PODS = 20_000
 GOES = 0.02
 """The share of changes that delete a Service."""

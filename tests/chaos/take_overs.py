@@ -52,7 +52,7 @@ def add_second_address(node: lab.Lab) -> None:
 
 
 ANSWER_WITHIN_S = 60.0
-"""For each request, on a busy machine: a refused request fails at once, and UDP does not send a lost one again."""
+"""The longest wait for an answer on a busy machine. A refused request fails at once, and a lost UDP request is not sent again."""
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ class Unanswered(NamedTuple):
     client: Client
     outcome: str
     after_s: float
-    """Seconds from the beginning of the take-over to the request."""
+    """The seconds from the beginning of the take-over until the request."""
     log: Sequence[str]
 
 

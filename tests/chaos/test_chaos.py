@@ -26,9 +26,9 @@ SEED = 10
 LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
 """The steps of this history; with nftables also a switch to iptables and back."""
 MOMENTS = (Moment.FULL_RELOAD, Moment.LOCKED_RESTART, Moment.SILENT_PROXY)
-"""The first takes the place of the bad moment of this history; the others come at the end."""
+"""The first moment replaces the bad moment of this history; the other moments come at the end of the history."""
 QUIET_POINTS = {Backend.IPTABLES: 11, Backend.NFTABLES: 14}
-"""One check at the beginning, one after each step, and one within two of the bad moments."""
+"""The number of checks: one check at the beginning, one check after each step, and one check during each of two bad moments."""
 
 
 def test_the_same_seed_gives_the_same_history_and_another_seed_gives_another_history() -> None:

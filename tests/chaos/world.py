@@ -59,7 +59,7 @@ CLOSED = Question("client", "TCP", "203.0.113.30", 80)
 """A request that is answered only after ``closed_service`` is open."""
 FIRST_CHECKED_PORT = 32200
 HELD = (*(question for question in QUESTIONS if question.protocol == "TCP"), Question("p1", "TCP", "10.96.0.20", 80))
-"""Targets of the connections that stay open; the last is the flapping Service's."""
+"""The targets of the connections that stay open; the last target is an address of the flapping Service."""
 
 
 def anchors() -> Iterator[Object]:

@@ -35,7 +35,7 @@ PODS: Targets = {
     (WEB_NAME, builders.backend("10.244.0.2")): Target("default/web-b", "node-a"),
     (ServiceName("default", "hidden"), builders.backend("10.244.0.2")): Target("default/web-b", "node-a"),
 }
-"""What the EndpointSlices name; ``hidden`` is headless."""
+"""The pods that the EndpointSlices name; the Service ``hidden`` is headless."""
 
 
 async def _explain(kernel: FakeKernel, subject: str, *objects: ApiObject) -> Document:

@@ -32,7 +32,7 @@ OWN_FILES = (
     "/proc/stat",
     "/proc/meminfo",
 )
-"""Files about this process, for metrics only: no start depends on them."""
+"""Files about this process, which only metrics read; no start depends on these files."""
 LOCKED = "Another app is currently holding the xtables lock; still 5s 0us time ahead to have a chance to grab the lock...\n"
 FAILURES: dict[str, tuple[str, ...]] = {
     "send": ("ENOBUFS", "refused"),
@@ -43,7 +43,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
 }
 """The ways in which each kind of act can fail."""
 LOCKLESS = ("--version", "-save")
-"""Processes with these words in their command line never take the lock."""
+"""Processes with these words in their command line never hold the lock."""
 
 _MODULE = re.compile("^/sys/module/[^/]+/")
 """The folder of a module: the same file of several modules is one act."""

@@ -22,13 +22,15 @@ from tests.support.golden_http import fetch
 
 SYNC_PERIOD_S = 1
 WITHIN_S = patience.seconds(90.0)
-"""Until everything is in force after acts that failed once: a start, the end of a hanging process, and two tries."""
+"""The longest wait until everything is in force after acts that failed once, which includes a start, the end of a hanging
+process, and two attempts."""
 SHOWN_WITHIN_S = patience.seconds(120.0)
-"""Until a fault is reported, or a start is given up after all its tries."""
+"""The longest wait until a fault is reported, or until a start has failed after all of its attempts."""
 TOLD_WITHIN_S = 1.0
-"""Until a permanent failure is reported, once everything is in force."""
+"""The longest wait for the report of a permanent failure after everything is in force."""
 TRIES = 3
-"""How often a step of the start is tried again, 0.7 s long. The program's own tries take 21 s."""
+"""The number of repetitions of a failed step of the start, with pauses of 0.7 s in total. With the program's own pauses, the
+repetitions take 21 s."""
 POLL_S = 0.1
 SECTIONS = ("virtual_servers", "ipsets", "iptables", "addresses")
 FLAGS = (
@@ -43,7 +45,7 @@ TAKEN = "TCP 10.96.0.12:80"
 FOREIGN = "TCP 192.0.2.200:80"
 CANNOT_START = 2
 SHARED = "iptables "
-"""Prefix of objects that all Services need: rules."""
+"""The prefix of the names of rules, which all Services need."""
 LISTING = "-save"
 """The suffix in the names of acts that list rules."""
 RECORD = "file /sys/class/net/tunl0/ifalias"

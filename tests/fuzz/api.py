@@ -24,10 +24,10 @@ from tests.fuzz.chooser import Chooser
 from tests.support import builders
 
 MOST_REASONS = 2 * (MOST_SKIPPED + 1) + len(Annotation) + 4
-"""For one Service: of its parsing, of refused addresses and of annotations; of external IPs that are off, of two families that
-are not served, and of weights."""
+"""The largest number of reasons about one Service. The reasons are about parsing, refused addresses, annotations, disabled
+external IPs, two IP families that are not served, and weights."""
 LONGEST_REASON = 600
-"""In characters, so that an object cannot fill the log."""
+"""The longest reason in characters; with this limit, an object cannot fill the log."""
 _KINDS = tuple(ObjectKind)
 _TYPES = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR")
 _SETTINGS = Settings()

@@ -556,7 +556,7 @@ MISSING: Mapping[int, Item] = {
     errno.ENOENT: SetEntries.of(*(SetEntry("KUBE-IPVS-IPS", one[Family.IPV4]) for one in (SERVICE, POD))),
     errno.ENODEV: BoundAddresses(tuple(SERVICE.values())),
 }
-"""Objects that need another one, and the error without it."""
+"""Objects that need another object, with the error number if the other object does not exist."""
 
 
 @pytest.mark.parametrize("number", MISSING, ids=errno.errorcode.get)

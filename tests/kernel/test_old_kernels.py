@@ -99,7 +99,7 @@ def test_every_set_is_created_and_accepts_entries_of_all_protocols() -> None:
 
 
 OLDEST = "4.18"
-"""It lacks all that later versions lack."""
+"""The oldest supported version of Linux. This version lacks every feature that any later version lacks."""
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.kernel]
 
 WITHIN_S = patience.seconds(90.0)
 STOPPED_WITHIN_S = patience.seconds(60.0)
-"""These bounds tell an answer from none on a busy machine; how fast the program is on an idle one, scripts/bench tells."""
+"""The longest waits for answers, which suffice even on a busy machine. scripts/bench measures how fast the program is on an idle
+machine."""
 DESCRIPTORS = 256
 SERVICES = 150
 """The number of Services; with two listeners each, they need more descriptors than the process has."""

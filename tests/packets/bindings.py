@@ -30,11 +30,11 @@ by_family = _bound(*Family)
 """Run a test once for each family, with one binding each, because rules, flows and sets do not depend on how an address
 becomes local."""
 by_ipv4, by_ipv6 = map(_bound, Family)
-"""As ``by_family``, but with the other family in a thorough run alone: the program treats both alike, and ``test_services.py``
-asks each question over both."""
+"""Run a test as with ``by_family``, but with the other family only in a thorough run. The program treats both families alike, and
+``test_services.py`` sends each request over both families."""
 each_family = pytest.mark.parametrize("family", Family, ids=label)
 mainly_ipv4, mainly_ipv6 = map(_mainly, Family)
-"""The same for modules whose program has one binding."""
+"""Likewise, for modules whose program has only one binding."""
 with_addresses, with_routes = (
     pytest.mark.parametrize("binding", [one], indirect=True, scope="module", ids=str)
     for one in (Binding.ADDRESSES, Binding.ROUTES)

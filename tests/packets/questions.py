@@ -10,7 +10,7 @@ from tests.support import cluster, lab
 
 ANSWERED = "ok"
 ATTEMPTS = 4
-"""Enough for each of two endpoints to be chosen: the scheduler takes turns."""
+"""The number of requests, which suffices to reach both of two endpoints, because the scheduler takes turns."""
 MASQUERADED = "bridge node"
 """The sources that a pod on this node and one on the other see of a masqueraded client."""
 

@@ -58,7 +58,8 @@ def iptables_is_empty() -> bool:
 
 
 REFUSED_WITHIN_S = 0.25
-"""How long a client that must be refused waits for an answer: short, so that it sends many requests."""
+"""The time for which a client that must be refused waits for an answer. The time is short, so that the client sends many
+requests."""
 
 
 @contextlib.contextmanager

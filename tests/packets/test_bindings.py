@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.kernel]
 
 OTHER = {Binding.ADDRESSES: Binding.ROUTES, Binding.ROUTES: Binding.ADDRESSES}
 MANY = 120
-"""Services beside the one that clients use, so that a switch takes some time."""
+"""The number of further Services, so that a switch takes some time."""
 WEB = service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001)
 SERVICES = [WEB, *(service(f"other-{number}", number, "p1", protocols=["TCP"]) for number in range(2, MANY))]
 CLIENTS = clients(*HELD, ("p1", "external 1"))

@@ -43,7 +43,7 @@ FORMER = {
 }
 CHANGED = {path: "1" if "sloppy" in path else "0" for path in FORMER}
 LEFT = ("iptables v4/nat/KUBE-SERVICES", "-A KUBE-SERVICES -m mark ! --mark 0x0/0x3fff -j ACCEPT", "extra")
-"""What ``cleanup --only=own`` leaves: a rule in a chain that kube-proxy rewrites. No packet has such a mark any more."""
+"""The rule that ``cleanup --only=own`` leaves, in a chain that kube-proxy rewrites. No packet has such a mark any more."""
 WITHIN_S = patience.seconds(600.0)
 
 

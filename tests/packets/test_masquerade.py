@@ -55,7 +55,8 @@ MODES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
     NO_NETWORKS: (["--detect-local-mode=NodeCIDR"], {"p2": SHOWN, "host": HIDDEN, "client to here": SHOWN, "r2": SHOWN}),
 }
 ALIKE = ("cluster's networks", "another bridge", NO_NETWORKS)
-"""The way of ``test_services.py``; and other names and networks in the same rules."""
+"""Modes that run only in a thorough test: ``test_services.py`` uses one of them, and the rules of the others differ from rules of
+further modes only in names and networks."""
 
 
 @pytest.fixture(scope="module", name="running")

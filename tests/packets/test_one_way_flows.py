@@ -23,7 +23,7 @@ UDP = ("UDP",)
 NODE_PORT, POD_PORT = 30001, 8053
 WAITED_S = patience.seconds(30.0)
 SOME = 10
-"""So many packets show that a client is served, or refused."""
+"""The number of packets that show that a client is served, or refused."""
 NAMESPACES = {"p1": "p1", "r1": "remote", "r2": "remote"}
 
 

@@ -119,7 +119,7 @@ DNS_RULES = """*raw
 -A OUTPUT -d {0}/32 -p udp -m udp --dport 53 -j NOTRACK
 COMMIT
 """
-"""What node-cache of kubernetes/dns writes for each address of ``-localip``, for UDP."""
+"""The rules that node-cache of kubernetes/dns writes for UDP and each address of ``-localip``."""
 LINK_LOCAL = "169.254.20.10"
 
 

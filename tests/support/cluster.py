@@ -25,7 +25,7 @@ CHANGED_WITHIN_S = patience.seconds(60.0)
 BACKEND = Backend(os.environ.get("IPVSPROXY_TEST_RULES_BACKEND") or Backend.IPTABLES)
 """The backend of the rules of every program under test, unless its own flags name another one."""
 IN_FILE: Mapping[str, str] = {} if BACKEND is Backend.IPTABLES else {"rulesBackend": BACKEND}
-"""The same in the section ``ipvsproxy`` of a file."""
+"""The field for this backend in the section ``ipvsproxy`` of a configuration file."""
 FLAGS = (f"--hostname-override={THIS_NODE}", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--ipvs-min-sync-period=0s")
 
 PORTS: Mapping[str, tuple[int, int]] = {"TCP": (80, 8080), "UDP": (53, 8053), "SCTP": (80, 8080)}

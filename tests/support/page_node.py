@@ -46,7 +46,7 @@ class Traffic(TrafficReader):
         self.began_s = self._now()
         self.per_second: dict[VirtualServerKey, float] = {}
         self.swing = 0.0
-        """How far traffic rises and falls: 0 is steady, 1 the most."""
+        """The variation of the traffic: 0 means constant traffic, and 1 is the largest variation."""
         self.readings = 0
         self.totals_read = 0
         self.connections_wanted: list[bool] = []

@@ -10,7 +10,7 @@ import os
 import pytest
 
 FACTOR = float(os.environ.get("IPVSPROXY_TEST_PATIENCE") or 1)
-"""1 on user-mode Linux and on the host."""
+"""The factor by which tests wait longer: 1 on user-mode Linux and on the host."""
 IS_THOROUGH = bool(os.environ.get("IPVSPROXY_TEST_THOROUGH"))
 """Whether tests that take long run as well, and property tests choose other examples each time."""
 THOROUGH = pytest.mark.skipif(not IS_THOROUGH, reason="takes long; .ci/full runs it")

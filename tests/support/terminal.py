@@ -19,7 +19,7 @@ from tests.support import patience
 PATIENCE_S = patience.seconds(90.0)
 _LOOK_S = 0.2
 _KEYBOARD_PROTOCOL = b"\x1b[<u"
-"""Ends the keyboard protocol of some terminals. pyte does not know it, and would show the letter."""
+"""The sequence that ends the keyboard protocol of some terminals. pyte does not know the sequence, and would show its letter."""
 
 
 class Terminal:

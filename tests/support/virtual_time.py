@@ -13,7 +13,7 @@ P = ParamSpec("P")
 
 BEGIN_S = 1000.0
 _LEAST_S = 1e-6
-"""Adding less than this to the time may leave it unchanged."""
+"""The smallest step of the clock: a smaller step may leave the time unchanged."""
 
 
 class _Jump(selectors.SelectSelector):

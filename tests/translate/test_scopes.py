@@ -156,7 +156,7 @@ def _trace(
 
 
 UNSURE = builders.node_view()
-"""No range shows which pods are local."""
+"""A node on which no range shows which pods are local."""
 
 
 @pytest.mark.parametrize(("address", "port"), [(BALANCER, 80), (builders.NODE_ADDRESS, 30080)])

@@ -26,7 +26,7 @@ from tests.support.page_node import PageNode
 
 SERVICES = 10_000
 PATIENCE_MS = 100_000
-"""Until the page shows something, on a machine with much else to do."""
+"""The longest wait until the page shows an expected text, on a busy machine."""
 T = TypeVar("T")
 
 

@@ -19,7 +19,7 @@ from tests.support import builders, patience
 from tests.support.memory_node import MemoryNode
 
 NUMBERS = (errno.ENOBUFS, errno.EBUSY, errno.ENOMEM, errno.EEXIST, errno.ENOENT, errno.EINVAL, errno.EPERM)
-"""Without ESRCH, which means for a real server that its virtual server is gone."""
+"""The error numbers of failures. ESRCH is left out, because for a real server it means that the virtual server does not exist."""
 LOCK_HELD_S = 60
 WHOLE_S = 2 * attempts.LONGEST_DELAY_S
 PARTS = ("virtual_servers", "sets", "addresses", "skeletons")

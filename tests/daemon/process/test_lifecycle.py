@@ -15,7 +15,7 @@ from ipvsproxy.daemon.process import lifecycle
 from tests.config import loading
 
 HANGS_S = 60.0
-"""How long a hanging thread hangs."""
+"""The time for which a hanging thread hangs."""
 
 
 async def test_a_failing_task_stops_all_other_tasks_and_the_health_status_changes_before_the_servers_stop() -> None:
