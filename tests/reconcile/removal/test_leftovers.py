@@ -69,16 +69,6 @@ def test_chains_of_ipvsproxy_the_kubelet_and_network_plug_ins_do_not_count_as_ch
     assert not leftovers.is_of_iptables_mode(ChainKey(*key))
 
 
-def test_chains_of_the_iptables_mode_are_removed_with_the_jumps_to_them_and_our_chains_stay() -> None:
-    skeleton = {THEIR_SERVICES: 3, SERVICE: 1, ENDPOINT: 0, OUR_FIREWALL: 2}
-    rules = LeftRules(chains=skeleton, references=(THEIR_REFERENCE, THEIR_REFERENCE))
-    assert leftovers.removal(rules, USED) == Removal(
-        references=(THEIR_REFERENCE, THEIR_REFERENCE),
-        emptied=(THEIR_SERVICES, SERVICE, ENDPOINT),
-        deleted=(THEIR_SERVICES, SERVICE, ENDPOINT),
-    )
-
-
 def test_our_own_chains_in_the_unused_iptables_variant_are_removed_too() -> None:
     ours = reference(ChainKey("nat", "OUTPUT"), OURS, "kubernetes service portals")
     rules = LeftRules(chains={OURS: 4, SERVICE: 1}, references=(ours,))

@@ -305,15 +305,19 @@ def ends_marking(operation: Operation) -> bool:
     return operation.verb is Verb.REMOVE and isinstance(item, SetEntries) and IP_SETS[item.set].gives_marks
 
 
-def test_the_virtual_server_of_a_mark_is_kept_while_packets_still_get_the_mark() -> None:
+@pytest.mark.parametrize("kept", [{HERE: 1, ELSEWHERE: 1}, {}], ids=["with real servers", "empty"])
+def test_an_undesired_scope_is_kept_with_its_weights_while_packets_still_get_its_mark(kept: dict[str, int]) -> None:
     node = serving(shop())
+    scope = node.kernel.virtual_servers[FirewallMark.of(Family.IPV4, FIRST)]
     node.kernel.fail(ends_marking)
     node.put(*shop(local=False))
-    node.kernel.virtual_servers[FirewallMark.of(Family.IPV4, FIRST)].real_servers.clear()
-    node.observe()
+    if not kept:
+        scope.real_servers.clear()
+        node.observe()
     node.sync()
     assert marks_of(node) == {BALANCER: FIRST}
-    assert scopes_of(node) == {FIRST: set()}
+    assert scopes_of(node) == {FIRST: kept.keys()}
+    assert {str(key.address): weight for key, weight in scope.real_servers.items()} == kept
     come_to_rest(node)
     assert traces_of(node) == []
 
@@ -329,18 +333,6 @@ def test_the_virtual_server_of_a_draining_scope_may_vanish() -> None:
     del node.kernel.virtual_servers[scope]
     node.observe()
     node.sync()
-    assert traces_of(node) == []
-
-
-def test_real_servers_of_an_undesired_scope_keep_their_weight_while_packets_still_get_its_mark() -> None:
-    node = serving(shop())
-    node.kernel.fail(ends_marking)
-    node.put(*shop(local=False))
-    node.sync()
-    assert marks_of(node) == {BALANCER: FIRST}
-    scope = node.kernel.virtual_servers[FirewallMark.of(Family.IPV4, FIRST)]
-    assert {str(key.address): weight for key, weight in scope.real_servers.items()} == {HERE: 1, ELSEWHERE: 1}
-    come_to_rest(node)
     assert traces_of(node) == []
 
 
