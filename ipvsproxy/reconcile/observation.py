@@ -147,7 +147,8 @@ class Observer:
         self._drains = drains
         self._drifts = drifts
         self._unread = {"sets", "addresses", "routes", "interface_addresses"}
-        """The fields of an ``Observation`` that show which virtual servers are ours and have not been read yet."""
+        """Those fields of an ``Observation`` that have not been read yet, and that show which virtual servers belong to
+        ipvsproxy."""
         self._host: frozenset[Address] = frozenset()
         self.node_port_ranges: tuple[Network, ...] = ownership.EVERYWHERE
         """The ranges in which the addresses of this host serve node ports."""

@@ -233,7 +233,7 @@ def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
     All processes of the command have ended when this function returns.
 
     Raises:
-        BuildError: it failed.
+        BuildError: the command failed.
         OSError: the command is not installed.
 
     """
@@ -287,7 +287,7 @@ def output_of(*command: str | pathlib.Path) -> str:
     """Run a command, and return its output.
 
     Raises:
-        BuildError: it failed.
+        BuildError: the command failed.
 
     """
     try:

@@ -56,7 +56,7 @@ TOOLS = (
         for ending in ("", "-save", "-restore")
     ),
 )
-"""Programs of the system that tests start often. Links to these programs come first in PATH, because each folder that does not
+"""System programs that the tests start often. Links to these programs come first in PATH, because each folder that does not
 contain the program costs a guest as much time as the start of the program: user-mode Linux copies the address space of the
 caller."""
 

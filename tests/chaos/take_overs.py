@@ -59,7 +59,7 @@ ANSWER_WITHIN_S = 60.0
 def undisturbed(node: lab.Lab, held: Sequence[lab.Connection], *, interval_s: float) -> Iterator[Callable[[], None]]:
     """Fail at the end of the block if a request of ``CLIENTS`` has failed.
 
-    The block gets a function that fails if one of the open connections is lost.
+    The ``with`` block gets a function that fails if one of the open connections is lost.
     """
 
     def check_held() -> None:

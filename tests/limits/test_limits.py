@@ -32,7 +32,7 @@ SERVICES = 150
 """The number of Services; with two listeners each, they need more descriptors than the process has."""
 CONNECTIONS = 300
 FLOWS = 200
-"""Connections that are held open, of which the connection table has room for half."""
+"""The number of connections that are held open, twice as many as fit into the connection table."""
 CONNECTION_TABLE_SIZE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 PORTS = (10256, 10249, 32001, 32002)
 NEAR_LIMIT = (

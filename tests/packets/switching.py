@@ -84,7 +84,7 @@ def refusing_always(running: Cluster, clients: Sequence[tuple[str, str, int, Fam
 def losing_nothing(running: Cluster, clients: Sequence[Client]) -> Iterator[Callable[[], None]]:
     """Fail at the end of the block if a request of these clients has failed.
 
-    The block gets a function that checks the connections that the clients keep open, and fails if one of them is lost.
+    The ``with`` block gets a function that checks the connections that the clients keep open, and fails if one of them is lost.
     """
     held = [running.lab.open(from_, "TCP", cluster.address(to, family), 80) for from_, to in HELD for family in Family]
 

@@ -298,7 +298,7 @@ def trust(wall: Firewalld) -> None:
 
 
 @pytest.mark.distribution
-def test_firewalld_drops_packets_until_its_zones_accept_them_and_doctor_reports_it(
+def test_doctor_reports_that_firewalld_drops_packets_until_its_zones_accept_the_packets(
     laboratory: lab.Lab, tmp_path: Path, wall: Firewalld
 ) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running, wall:

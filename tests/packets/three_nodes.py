@@ -162,7 +162,7 @@ class Three:
     def counting_answers(self, place: str) -> Iterator[Callable[[], int]]:
         """While the ``with`` block runs, count the packets that a node receives from other nodes and forwards to the client.
 
-        The block gets a function that returns the number of IPv4 and IPv6 packets so far.
+        The ``with`` block gets a function that returns the number of IPv4 and IPv6 packets so far.
         """
         rules = {
             name: f"FORWARD -i eth0 -d {cluster.address('client', family)}"

@@ -514,7 +514,7 @@ def test_lists_of_different_kinds_are_confirmed_independently() -> None:
     assert guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S)
 
 
-def test_tunnels_are_accepted_from_a_leaving_node_only_while_it_takes_part_in_direct_return(
+def test_packets_from_the_tunnel_of_a_leaving_node_are_accepted_only_if_that_node_takes_part_in_direct_return(
     store: Store,
 ) -> None:
     apart = msgspec.structs.replace(builders.node("192.168.0.12", name="apart"))

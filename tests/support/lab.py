@@ -407,8 +407,8 @@ class Lab:
     def sending(self, from_: str, to: str, port: int, *, size: int = 4) -> Iterator[Callable[[], Mapping[str, int]]]:
         """Send datagrams of ``size`` bytes from one socket while the block runs, and wait for no answer.
 
-        The block gets a function that returns two numbers: how many datagrams were sent, and how many the kernel refused because
-        an earlier datagram caused an error.
+        The ``with`` block gets a function that returns two numbers: how many datagrams were sent, and how many the kernel refused
+        because an earlier datagram caused an error.
         """
         number = self.call("start_sender", target=_target(from_, "UDP", to, port, None), size=size)
         try:

@@ -73,7 +73,7 @@ ENDPOINTS = st.builds(
 
 
 def _without_contradictions(endpoints: list[Endpoint]) -> list[Endpoint]:
-    """Each address occurs only once, because the API lets the order of two contradictory entries decide their meaning."""
+    """The endpoints with each address only once; if two entries contradict each other, only their order decides."""
     return list({endpoint.address: endpoint for endpoint in endpoints}.values())
 
 

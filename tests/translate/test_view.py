@@ -299,7 +299,7 @@ def test_no_setting_of_direct_return_is_restored_without_a_record_or_if_another_
         assert without_direct_return(observed) == ()
 
 
-def test_changes_by_direct_return_are_unknown_if_the_settings_or_a_recorded_tunnel_device_were_not_read() -> None:
+def test_it_is_unknown_what_direct_return_changed_if_the_settings_or_a_recorded_tunnel_device_were_not_read() -> None:
     record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
     assert knows_direct_return(Observation(sysctls={}))
     assert knows_direct_return(Observation(sysctls=record, interface_addresses=()))

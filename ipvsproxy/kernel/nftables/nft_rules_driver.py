@@ -222,7 +222,9 @@ class NftRulesDriver:
         return [self._apply(operation) for operation in operations]
 
     def messages(self, operation: Operation, listing: TableListing) -> list[bytes]:
-        """The messages of an operation on a skeleton for the table in ``listing``; empty for the removal of an absent skeleton.
+        """The messages that carry out an operation on a skeleton; ``listing`` describes the present table.
+
+        The removal of an absent skeleton needs no messages.
 
         Raises:
             ValueError: a rule has no equivalent in nf_tables.

@@ -327,8 +327,8 @@ class Translation:
         serving = frozenset([RealServerKey(key) for key, conditions in endpoints.items() if conditions.serving])
         if not serving:
             return
-        # Node ports are cleaned only on this node's addresses, because the flows to node ports of another node belong to that
-        # node.
+        # Flows to node ports are cleaned only for this node's addresses, because flows to node ports of another node belong to
+        # that node.
         for key in (VirtualServerKey(port.protocol, self.cluster_address, port.port), *self._external_keys(port)):
             self.flows[Flow(self.family, key.protocol, key.address, key.port)] = serving
 
