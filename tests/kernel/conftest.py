@@ -1,4 +1,4 @@
-"""No test of these folders uses an answer of the kernel that an earlier test has cached."""
+"""Before each test in this folder, answers of the kernel from earlier tests are forgotten."""
 
 import threading
 

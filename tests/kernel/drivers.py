@@ -1,4 +1,4 @@
-"""Operations on a driver, their outcomes, and programs that show what the driver has done."""
+"""Functions that apply operations to a driver, return the outcomes, and run programs."""
 
 import subprocess
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from ipvsproxy.model.sets import SetEntries, SetEntry
 
 
 class Driver(Protocol):
-    """A driver of one kind of objects, or a whole kernel."""
+    """A driver of one kind of objects, or a kernel object with all drivers."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]: ...
 

@@ -21,7 +21,7 @@ from tests.kernel.drivers import run
 
 
 def test_a_kernel_without_nf_tables_is_queried_for_our_table_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each query makes such a kernel run modprobe."""
+    """A kernel without nf_tables runs modprobe at each query."""
     generation = Mock(side_effect=KernelError(action="read the generation", errno=errno.EINVAL))
     monkeypatch.setattr(nft_message, "generation", generation)
     monkeypatch.setattr(modules, "module_state", lambda *_: ModuleState.UNKNOWN)
@@ -29,7 +29,7 @@ def test_a_kernel_without_nf_tables_is_queried_for_our_table_only_once(monkeypat
     assert generation.call_count == 1
 
 
-def test_a_set_that_cannot_be_removed_is_reported_as_in_use_only_if_that_is_the_reason(
+def test_a_set_that_cannot_be_removed_is_reported_as_in_use_only_if_its_use_is_the_reason(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_driver: object, operations: Sequence[Operation]) -> list[Outcome]:
@@ -42,7 +42,7 @@ def test_a_set_that_cannot_be_removed_is_reported_as_in_use_only_if_that_is_the_
 
 
 @pytest.mark.parametrize("present", [(), ("KUBE-IPVS-IPS", "KUBE-CLUSTER-IP")])
-def test_removed_ipsets_are_logged_and_sets_that_apply_unless_another_set_matches_are_removed_first(
+def test_removed_ipsets_are_logged_and_the_set_of_all_service_addresses_is_removed_before_the_set_of_cluster_ips(
     present: Sequence[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed: list[str] = []

@@ -1,6 +1,6 @@
 """The contract that every kernel fulfils: the fake kernel, and the real kernel with either backend of rules and sets.
 
-Behaviour that a test cannot cause in a real kernel by operations alone is not covered.
+Not covered: behaviour of a real kernel that operations alone cannot cause.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 WHOLE = ("set_copy", "device", "addresses", "routes", "interface_addresses", "sysctls")
-"""The parts of an observation that a poll shows as a whole."""
+"""The parts of an observation that a poll returns completely or not at all."""
 CONNTRACK = "net/ipv4/vs/conntrack"
 FILTER = ChainKey("filter", "KUBE-IPVS-OUT-FILTER")
 MARK = ChainKey("nat", "KUBE-MARK-MASQ")
@@ -56,7 +56,7 @@ JUMPS = (Jump("filter", "OUTPUT", FILTER.chain, "kubernetes ipvs access filter")
 
 
 class Kernel(loop_kernel.Kernel, loop_kernel.ReadableKernel, Interface):
-    """A kernel with the interface that the loop and the commands use."""
+    """A kernel object with the interface that the reconcile loop and the commands use."""
 
 
 @pytest.fixture(params=["fake", *(pytest.param(one.value, marks=pytest.mark.kernel) for one in BACKENDS)])
@@ -94,13 +94,13 @@ def opened(backend: Backend) -> node_kernel.NodeKernel:
 
 
 def uses_nftables(kernel: Kernel) -> bool:
-    """Whether rules and sets are in nf_tables, which uses other error numbers than ipset and reports more outcomes."""
+    """Whether rules and sets are in nf_tables, whose error numbers and outcomes differ from those of ipset."""
     return isinstance(kernel, node_kernel.NodeKernel) and kernel.backend is Backend.NFTABLES
 
 
 @pytest.fixture
 def other(kernel: Kernel) -> Iterator[Kernel]:
-    """Another program on the same host."""
+    """A kernel object that another program on the same host would use."""
     if not isinstance(kernel, node_kernel.NodeKernel):
         yield kernel
         return
@@ -198,7 +198,7 @@ def test_a_thorough_poll_returns_the_same_state_as_an_observation(kernel: Kernel
     assert polled(kernel, Observation(), thorough=True) == observe(kernel)
 
 
-def test_a_poll_returns_the_changes_by_another_program_since_the_last_poll(kernel: Kernel, other: Kernel) -> None:
+def test_a_poll_returns_the_changes_that_another_program_has_made_since_the_last_poll(kernel: Kernel, other: Kernel) -> None:
     gone = fill(kernel)
     changed = server(Family.IPV6)
     add(kernel, changed, real_server(changed))
@@ -399,7 +399,9 @@ def test_a_range_of_all_addresses_is_refused(kernel: Kernel) -> None:
 
 
 @FAMILIES
-def test_addresses_can_be_added_only_while_the_device_exists_and_are_removed_with_it(kernel: Kernel, family: Family) -> None:
+def test_addresses_can_be_added_only_while_kube_ipvs0_exists_and_are_removed_together_with_kube_ipvs0(
+    kernel: Kernel, family: Family
+) -> None:
     address = BoundAddresses.of(SERVICE[family])
     assert refusal(kernel, Verb.ADD, address) == errno.ENODEV
     add(kernel, Device(DEVICE), address)
@@ -485,7 +487,7 @@ def several(virtual_server: VirtualServer, *ports: int) -> RealServers:
 
 
 def all_at_once(virtual_server: VirtualServer, *ports: int) -> RealServers:
-    """Real servers added together with a new virtual server."""
+    """An item that adds several real servers together with a new virtual server."""
     return RealServers(virtual_server.key, EvenWeights.of(several(virtual_server, *ports).keys))
 
 

@@ -51,7 +51,7 @@ def test_a_python_program_is_reported_by_the_name_of_its_script(tmp_path: pathli
         ("B80D0120000000000000000001000000", "2001:db8::1"),
     ],
 )
-def test_the_address_of_a_socket_is_read_from_the_form_of_the_kernel(text: str, address: str) -> None:
+def test_the_address_of_a_socket_is_parsed_from_the_format_that_the_kernel_prints(text: str, address: str) -> None:
     assert str(rivals._address(text)) == address
 
 
@@ -83,7 +83,7 @@ def test_an_interface_is_a_bridge_if_it_has_a_folder_named_bridge(tmp_path: path
         ("iptables-nft", Variant.LEGACY, False),
     ],
 )
-def test_only_legacy_tables_are_read_from_the_output_of_an_iptables_program(
+def test_the_output_of_an_iptables_program_is_read_only_if_the_program_lists_legacy_tables(
     program: str, variant: Variant, *, is_legacy: bool
 ) -> None:
     choice = VariantChoice(dict(zip(Family, ("iptables", "ip6tables"), strict=True)), variant, "")
@@ -96,7 +96,7 @@ def test_facts_that_cannot_be_read_are_reported() -> None:
     assert facts._attempt(fail, "") == ("", ("read the tables: the answer is incomplete",))
 
 
-def test_doctor_reports_a_missing_answer_of_iptables_and_not_that_tables_are_absent(
+def test_doctor_reports_an_iptables_program_that_fails_instead_of_reporting_its_tables_as_absent(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_program(tmp_path, "iptables-save", "echo '*nat'")
@@ -136,7 +136,7 @@ COMMIT
 """
 
 
-def test_rules_that_run_before_ipvs_are_found_with_the_mark_bits_that_they_write() -> None:
+def test_doctor_finds_rules_that_run_before_ipvs_and_the_mark_bits_that_these_rules_write() -> None:
     assert [(rule.text.split()[1], rule.text.split()[3], rule.bits) for rule in facts.mark_rules(SAVED)] == [
         ("mangle", "PREROUTING", 0x80),
         ("mangle", "OUTPUT", facts.ALL_BITS),

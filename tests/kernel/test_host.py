@@ -118,7 +118,7 @@ def test_modprobe_is_not_run_if_all_modules_are_loaded(tmp_path: pathlib.Path, m
         ((4, 19), ModuleState.LOADABLE, ()),
     ],
 )
-def test_a_kernel_before_4_19_loads_a_conntrack_module_per_family_unless_one_module_serves_both_families(
+def test_before_linux_4_19_the_conntrack_module_of_each_family_is_loaded_unless_one_module_serves_both_families(
     version: tuple[int, int], state: ModuleState, names: tuple[str, ...]
 ) -> None:
     assert host.modules_of_older_kernels(version, lambda _name: state) == names
@@ -230,7 +230,7 @@ def names(version: tuple[int, int], connect: Callable[[int], object], *, needs_a
         ("", (5, 9), []),
     ],
 )
-def test_a_start_detects_which_workarounds_for_older_kernels_it_needs(
+def test_the_program_detects_at_its_start_which_workarounds_for_older_kernels_it_needs(
     answers: str, version: tuple[int, int], lacking: list[str]
 ) -> None:
     opened: list[fake_netlink.FakeSocket] = []

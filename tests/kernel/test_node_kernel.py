@@ -225,7 +225,7 @@ def test_each_run_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel)
 
 @pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
 @pytest.mark.parametrize("by_interface", [True, False])
-def test_a_kernel_that_hides_the_interface_of_arrival_matters_only_for_nftables_rules_that_match_interfaces(
+def test_a_kernel_that_hides_the_interface_of_arrival_is_logged_only_if_nftables_rules_match_interfaces(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, backend: Backend, *, by_interface: bool
 ) -> None:
     del kernel
@@ -413,7 +413,7 @@ def test_addresses_of_other_interfaces_can_be_read_separately_and_a_failed_readi
         target.interface_addresses()
 
 
-def test_the_connections_are_none_if_they_cannot_be_read(kernel: Kernel) -> None:
+def test_connections_are_unknown_if_they_cannot_be_read(kernel: Kernel) -> None:
     target = new_node()
     assert target.connections([KEY, OTHER_KEY]) == {KEY: {BACKEND: ConnectionCounts(2, 1)}, OTHER_KEY: None}
     kernel.broken = {"ipvs"}

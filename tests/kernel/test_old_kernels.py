@@ -1,6 +1,7 @@
 """Drivers and the whole program on a real kernel whose answers are changed to the answers of an older kernel.
 
-With a workaround, the kernel must reach the desired state. A refusal must be a readable sentence.
+If ipvsproxy has a workaround, the kernel must reach the desired state. If ipvsproxy has no workaround, the reason of its refusal
+must be a readable sentence.
 """
 
 import contextlib
@@ -99,7 +100,7 @@ def test_every_set_is_created_and_accepts_entries_of_all_protocols() -> None:
 
 
 OLDEST = "4.18"
-"""The oldest supported version of Linux. This version lacks every feature that any later version lacks."""
+"""The oldest supported version of Linux. Every feature that a later version lacks is missing in this version, too."""
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_a_start_on_an_old_kernel_uses_workarounds_and_reaches_the_desired_state
 @pytest.mark.kernel
 @NEEDS_NF_TABLES
 @pytest.mark.parametrize(("starter", "is_old"), [((*old_program.STARTER, "5.4"), True), (("-m", "ipvsproxy"), False)])
-def test_pods_recognised_by_interface_are_masqueraded_if_the_kernel_hides_the_interface_after_ipvs(
+def test_if_a_kernel_hides_the_incoming_interface_after_ipvs_pods_recognised_by_interface_are_masqueraded(
     starter: tuple[str, ...], tmp_path: pathlib.Path, *, is_old: bool
 ) -> None:
     flags = ("--rules-backend=nftables", "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0")

@@ -113,7 +113,7 @@ def apply(root: pathlib.Path, verb: Verb, setting: Sysctl = RP_FILTER) -> str:
     return outcome.error
 
 
-def test_the_former_value_of_a_setting_for_tunnels_is_restored_when_it_is_removed(tunnel: pathlib.Path) -> None:
+def test_the_removal_of_a_setting_for_tunnels_restores_the_former_value_of_the_setting(tunnel: pathlib.Path) -> None:
     assert apply(tunnel, Verb.SET) == ""
     assert (tunnel / "ifalias").read_text() == "ipvsproxy found net/ipv4/conf/all/rp_filter=2"
     assert (tunnel / RP_FILTER.path).read_text() == "0\n"
@@ -136,7 +136,7 @@ def test_no_setting_for_tunnels_is_written_if_its_former_value_cannot_be_recorde
     assert ((tunnel / RP_FILTER.path).read_text(), (tunnel / "ifalias").read_text()) == ("2\n", "uplink\n")
 
 
-def test_a_setting_whose_former_value_cannot_be_restored_stays_recorded(
+def test_the_former_value_of_a_setting_stays_recorded_if_the_value_cannot_be_restored(
     tunnel: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply(tunnel, Verb.SET)
@@ -145,7 +145,7 @@ def test_a_setting_whose_former_value_cannot_be_restored_stays_recorded(
     assert parse_record((tunnel / "ifalias").read_text()) == {RP_FILTER.path: "2"}
 
 
-def test_the_record_of_a_setting_stays_if_the_setting_cannot_be_read(tunnel: pathlib.Path) -> None:
+def test_the_former_value_of_a_setting_stays_recorded_if_the_setting_cannot_be_read(tunnel: pathlib.Path) -> None:
     apply(tunnel, Verb.SET)
     (tunnel / RP_FILTER.path).unlink()
     (tunnel / RP_FILTER.path).mkdir()

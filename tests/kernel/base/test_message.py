@@ -1,4 +1,4 @@
-"""Writing netlink messages by templates, and reading attributes and fixed layouts, without a kernel."""
+"""Covers netlink messages without a kernel: templates that write messages, and attributes and layouts that read them."""
 
 import struct
 
@@ -62,7 +62,7 @@ def test_a_message_of_a_wrong_length_is_malformed(length: int) -> None:
         list(message.messages(message.HEADER.pack(length, 3, 0, 9, 0)))
 
 
-def test_reading_an_absent_attribute_returns_the_default_and_is_an_error_if_there_is_no_default() -> None:
+def test_reading_an_absent_attribute_returns_the_default_or_is_an_error_if_there_is_no_default() -> None:
     found = message.Attributes(attribute(1, b"abc\0"), 0, 8)
     assert (found.payload(2, b"-"), found.payload(1, b"-"), found.number(2, 5), found.text(1, "-")) == (b"-", b"abc\0", 5, "abc")
     assert list(found.inside(2).parts(1)) == []
@@ -71,7 +71,7 @@ def test_reading_an_absent_attribute_returns_the_default_and_is_an_error_if_ther
             read(2)
 
 
-def test_nested_attributes_have_the_flag_of_nested_attributes() -> None:
+def test_a_nested_attribute_is_written_with_the_nested_flag() -> None:
     assert message.nested(3, b"abcd") == attribute(0x8003, b"abcd")
 
 
@@ -88,7 +88,7 @@ def sample(number: int, name: bytes, value: int, *, swapped: bool = False) -> by
     return b"".join(parts)
 
 
-def test_a_layout_returns_the_fields_of_each_message_in_the_order_of_the_layout() -> None:
+def test_a_layout_defines_the_order_in_which_the_fields_of_a_message_are_returned() -> None:
     layout = message.Layout(FIELDS)
     for data in (sample(1, b"rr\0", 2), sample(3, b"wrr\0", 4), sample(5, b"mh\0", 6, swapped=True), sample(7, b"longer\0", 8)):
         number, name, value = layout.read(b"pad." + data, 4, 4 + len(data)) or ()

@@ -11,7 +11,7 @@ from ipvsproxy.kernel.base.modules import ModuleState
 
 @pytest.fixture
 def root(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A host with one module of each state."""
+    """A host with kernel modules in different states."""
     (tmp_path / "sys/module/ip_vs").mkdir(parents=True)
     directory = tmp_path / "lib/modules" / os.uname().release
     directory.mkdir(parents=True)
@@ -55,7 +55,7 @@ def test_a_kernel_has_the_schedulers_whose_modules_exist(root: pathlib.Path, tmp
         (ModuleState.UNKNOWN, True, False),
     ],
 )
-def test_nf_tables_is_queried_only_if_it_is_loaded_or_if_it_is_unknown_and_was_not_refused_before(
+def test_nf_tables_is_queried_if_its_module_is_loaded_or_until_the_first_refusal_if_the_module_state_is_unknown(
     monkeypatch: pytest.MonkeyPatch, state: ModuleState, *, before: bool, after: bool
 ) -> None:
     monkeypatch.setattr(modules, "module_state", lambda *_: state)

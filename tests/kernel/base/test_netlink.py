@@ -21,9 +21,10 @@ INTERRUPTED = 0x10
 def channel(
     *answers: Callable[[list[int]], Iterable[Answer]], receive_buffer: int = 8 << 20
 ) -> tuple[netlink.Channel, list[FakeSocket]]:
-    """A channel, and the sockets that it opens.
+    """Return a channel, and the list to which the channel adds each socket that it opens.
 
-    Each new socket answers by the next of these functions, which get the sequence numbers of the sent messages.
+    The first function in ``answers`` gives the answers of the first socket, the second function those of the second socket, and
+    so on. A function gets the sequence numbers of the messages.
     """
     opened: list[FakeSocket] = []
 
@@ -50,7 +51,7 @@ def test_each_error_is_returned_for_the_message_that_caused_it() -> None:
     assert tested.run([message(0)] * 4) == {1: errno.EEXIST, 3: errno.ENOENT}
 
 
-def test_messages_count_as_unanswered_if_the_last_acknowledgement_is_missing() -> None:
+def test_messages_without_an_error_count_as_unanswered_if_the_last_message_is_not_acknowledged() -> None:
     tested, opened = channel(lambda numbers: [error(numbers[1], errno.EEXIST)], acknowledge)
     assert tested.run([message(0)] * 3) == {0: netlink.UNANSWERED, 1: errno.EEXIST, 2: netlink.UNANSWERED}
     assert opened[0].closed
@@ -58,7 +59,7 @@ def test_messages_count_as_unanswered_if_the_last_acknowledgement_is_missing() -
     assert len(opened) == 2
 
 
-def test_messages_before_an_overrun_count_as_unanswered_even_if_the_last_acknowledgement_came() -> None:
+def test_after_an_overrun_messages_without_an_error_count_as_unanswered_even_if_the_last_message_is_acknowledged() -> None:
     def answer(numbers: list[int]) -> list[Answer]:
         return [error(numbers[0], errno.EEXIST), OVERRUN, error(numbers[1], errno.EPERM), error(numbers[-1])]
 
@@ -92,7 +93,7 @@ def test_all_messages_count_as_unanswered_if_they_cannot_be_sent_or_their_answer
     assert opened[0].closed
 
 
-def test_if_no_socket_can_be_opened_messages_are_unanswered_and_a_dump_reports_the_error() -> None:
+def test_if_no_socket_can_be_opened_messages_count_as_unanswered_and_a_dump_raises_the_error() -> None:
     def connect(_protocol: int) -> FakeSocket:
         raise OSError(errno.EPROTONOSUPPORT, "no such protocol")
 
@@ -109,7 +110,7 @@ def test_answers_to_earlier_requests_are_ignored() -> None:
     assert tested.run([message(0)] * 2) == {}
 
 
-def test_if_a_refused_message_prevents_all_later_messages_its_error_is_the_outcome_of_each_message() -> None:
+def test_if_the_kernel_stops_at_a_refused_message_every_message_gets_the_error_of_that_message() -> None:
     tested, opened = channel(lambda numbers: [error(numbers[0], errno.EBUSY)])
     assert tested.run([message(0)] * 3, errno.EBUSY) == dict.fromkeys(range(3), errno.EBUSY)
     assert not opened[0].closed
@@ -122,7 +123,7 @@ def test_messages_are_sent_in_small_chunks_if_the_receive_buffer_is_small() -> N
     assert tested.limit == netlink.CHUNK_LIMIT
 
 
-def test_errors_in_later_chunks_have_the_indexes_of_their_messages() -> None:
+def test_an_error_in_a_later_chunk_has_the_index_of_its_message_among_all_messages() -> None:
     tested, _ = channel(lambda numbers: [error(numbers[1], errno.EEXIST), error(numbers[-1])])
     assert tested.run_all([message(0)] * 6, at_once=3) == dict.fromkeys((1, 4), errno.EEXIST)
 
@@ -183,7 +184,7 @@ def test_a_dump_that_is_interrupted_at_each_attempt_is_an_error() -> None:
     assert (0.0, *pauses_s) == netlink.DUMP_PAUSES_S
 
 
-def test_while_answers_are_lost_repeatedly_each_further_dump_gets_only_one_attempt() -> None:
+def test_after_a_dump_has_failed_because_of_lost_answers_further_dumps_get_one_attempt_until_the_kernel_answers() -> None:
     loses, number = True, 0
     tested, opened = channel(lambda numbers: [OVERRUN if loses else done(numbers[0], number)])
 
@@ -208,7 +209,7 @@ def test_while_answers_are_lost_repeatedly_each_further_dump_gets_only_one_attem
 
 
 def cut_within_a_message(numbers: list[int]) -> list[Answer]:
-    """The remaining bytes have the form of a whole message, and the end of the dump follows."""
+    """Answer with a datagram that is cut off so that one whole message remains, and then with the end of the dump."""
     (number,) = numbers
     left = message(number, bytes(netlink.RECEIVE_SIZE - fake_netlink.HEADER.size))
     return [left + message(number, b"lost"), done(number)]
@@ -229,7 +230,7 @@ def test_a_truncated_dump_is_requested_again_on_a_new_socket(truncated: Callable
     assert [socket.closed for socket in opened] == [True, False]
 
 
-def test_a_dump_may_end_with_a_message_without_an_error_number() -> None:
+def test_the_last_message_of_a_dump_may_have_no_error_number() -> None:
     tested, _ = channel(lambda numbers: [message(numbers[0], b"one.") + message(numbers[0], kind=fake_netlink.DONE)])
     assert len(tested.dump(message(0), "list")) == 1
 
@@ -258,7 +259,7 @@ def test_an_answer_that_cannot_be_parsed_is_an_error_of_the_kernel(answer: Calla
         netlink.resolve_family(tested, "IPVS", "ip_vs")
 
 
-def test_the_error_for_an_unknown_netlink_family_names_its_kernel_module() -> None:
+def test_the_error_for_an_unknown_netlink_family_names_the_kernel_module_of_the_family() -> None:
     tested, _ = channel(lambda numbers: [error(numbers[0], errno.ENOENT)])
     with pytest.raises(KernelError, match="this kernel has no IPVS: the module ip_vs is missing or cannot be loaded"):
         netlink.resolve_family(tested, "IPVS", "ip_vs")

@@ -22,13 +22,15 @@ LOST, MESSAGES = netlink.UNANSWERED, [fake_netlink.message(0)] * 2
         ({}, {-1: LOST, 0: LOST, 1: LOST}),
     ],
 )
-def test_a_transaction_returns_each_refused_message_by_its_index(answers: Mapping[int, int], result: Mapping[int, int]) -> None:
+def test_a_transaction_returns_the_indexes_and_errors_of_refused_messages(
+    answers: Mapping[int, int], result: Mapping[int, int]
+) -> None:
     socket = FakeSocket(lambda data: [error(sequences(data)[index], number) for index, number in answers.items()])
     assert nft_message.run(netlink.Channel(0, lambda _: socket), MESSAGES) == result
 
 
 @pytest.mark.parametrize("insists", [False, True])
-def test_a_transaction_for_an_outdated_generation_is_repeated_and_the_last_attempt_may_name_no_generation(
+def test_a_transaction_for_an_outdated_generation_is_repeated_and_the_last_attempt_names_none_if_the_caller_insists(
     *, insists: bool
 ) -> None:
     generation = message.integer(nft_message.NFTA_GEN_ID, 7)
@@ -41,4 +43,4 @@ def test_a_transaction_for_an_outdated_generation_is_repeated_and_the_last_attem
     failed = nft_message.run_while_stale(netlink.Channel(0, lambda _: socket), lambda: (MESSAGES, 7), insists=insists)
     assert failed == ({} if insists else {-1: nft_message.STALE})
     assert [generation in data for data in socket.sent] == [True] * (nft_message.ATTEMPTS - 1) + [not insists]
-    assert not socket.closed  # the kernel answers an outdated transaction only once, so no answer was lost
+    assert not socket.closed  # the kernel sends only one answer to an outdated transaction, so no answer was lost

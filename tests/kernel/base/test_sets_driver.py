@@ -20,7 +20,7 @@ CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
 class InMemory(SetsDriver):
     """A sets driver that keeps sets of port numbers in the dictionary ``kernel``.
 
-    Reading a set named in ``failing`` fails.
+    A read of a set fails if ``failing`` contains the name of the set.
     """
 
     most_at_once = 1
@@ -68,7 +68,9 @@ EVENTS = st.tuples(
 
 
 @given(st.lists(EVENTS, min_size=20, max_size=60))
-def test_polls_return_the_true_contents_after_changes_by_other_programs_and_failed_reads(history: list[tuple[str, str]]) -> None:
+def test_polls_return_the_contents_of_the_kernel_even_after_changes_by_other_programs_and_after_failed_reads(
+    history: list[tuple[str, str]],
+) -> None:
     driver = InMemory()
     view: dict[str, ObservedSet | None] = {}
     for kind, name in [*history, ("poll", ""), ("poll", "")]:
@@ -104,7 +106,7 @@ def entry(number: int) -> SetEntry:
     return SetEntry(CLUSTER_IP, parse_address(f"10.0.0.{number}"), Protocol.TCP, 80)
 
 
-def test_operations_are_grouped_into_runs_of_one_set_and_one_verb() -> None:
+def test_successive_operations_with_the_same_set_and_the_same_verb_are_grouped_into_one_run() -> None:
     other = SetEntry("KUBE-NODE-PORT-TCP", port=80)
     several = SetEntries(CLUSTER_IP, (entry(5), entry(6)))
     added = [Operation(Verb.ADD, item) for item in (*map(SetEntries.of, (entry(1), entry(2), other, entry(3))), several)]

@@ -43,7 +43,9 @@ def entry(number: int, name: str = CLUSTER_IP.name) -> SetEntry:
 
 
 @pytest.mark.kernel
-def test_every_set_has_kube_proxys_parameters_and_the_lowest_sufficient_revision(driver: ipset.IpsetDriver) -> None:
+def test_every_set_is_created_with_the_parameters_of_kube_proxy_and_the_lowest_sufficient_revision(
+    driver: ipset.IpsetDriver,
+) -> None:
     assert not any(outcome.error or outcome.surprise for outcome in apply(driver, Verb.ADD, *IP_SETS.values()))
     made = {line.split()[1]: line.split()[2:] for line in tool("save").splitlines()}
     revisions = dict(re.findall(r"Name: (\S+)\nType: \S+\nRevision: (\d+)", tool("list", "-terse")))
@@ -65,7 +67,7 @@ def test_every_set_has_kube_proxys_parameters_and_the_lowest_sufficient_revision
 
 
 @pytest.mark.kernel
-def test_entries_added_with_ipset_are_observed_if_services_can_have_their_protocol(driver: ipset.IpsetDriver) -> None:
+def test_entries_added_with_ipset_are_observed_unless_no_service_can_have_their_protocol(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
     tool("add", CLUSTER_IP.name, "10.0.0.1,udplite:80")
@@ -164,7 +166,7 @@ def test_if_the_answer_is_lost_every_entry_is_an_error_and_no_entry_is_sent_agai
     assert "answer was lost" in result(driver, Verb.REMOVE, CLUSTER_IP)[0]
 
 
-def test_the_error_names_the_set_type_that_the_kernel_does_not_have() -> None:
+def test_if_the_kernel_does_not_have_a_set_type_the_error_names_the_set_type() -> None:
     assert result(ipset.IpsetDriver(fake_netlink.refusing(4098)), Verb.ADD, CLUSTER_IP) == (
         "add set KUBE-CLUSTER-IP: this kernel has no set type hash:ip,port: its module is missing or cannot be loaded",
         False,
@@ -172,7 +174,9 @@ def test_the_error_names_the_set_type_that_the_kernel_does_not_have() -> None:
 
 
 @pytest.mark.kernel
-def test_a_copy_of_a_set_that_a_killed_process_has_left_is_observed_and_destroyed(driver: ipset.IpsetDriver) -> None:
+def test_a_copy_left_by_a_process_that_was_killed_while_it_enlarged_a_set_is_observed_and_destroyed(
+    driver: ipset.IpsetDriver,
+) -> None:
     assert not driver.has_copy()
     tool("create", SET_COPY.name, "hash:ip,port", "maxelem", "131072")
     assert driver.has_copy()
@@ -182,7 +186,7 @@ def test_a_copy_of_a_set_that_a_killed_process_has_left_is_observed_and_destroye
 
 
 @pytest.mark.kernel
-def test_a_set_with_another_revision_is_not_recreated_and_can_be_used(driver: ipset.IpsetDriver) -> None:
+def test_a_set_with_another_revision_is_used_without_being_recreated(driver: ipset.IpsetDriver) -> None:
     tool("create", CLUSTER_IP.name, "hash:ip,port", "family", "inet", "hashsize", "1024", "maxelem", "65536")
     tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
     header = tool("list", "-terse", CLUSTER_IP.name).partition("Size in memory")[0]
@@ -194,7 +198,10 @@ def test_a_set_with_another_revision_is_not_recreated_and_can_be_used(driver: ip
 
 
 def with_revisions(newest: bytes, lowest: bytes, created: list[int]) -> ipset.IpsetDriver:
-    """A driver on a kernel with these revisions of each set type. The revisions of created sets are added to ``created``."""
+    """A driver on a fake kernel with these revisions of each set type.
+
+    The fake kernel adds the revision of each set that it creates to ``created``.
+    """
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, payload),) = fake_netlink.split(data)
@@ -224,7 +231,7 @@ MARKS_NEED = (
         (SetKind.SCOPE, 0, 4, [], MARKS_NEED),
     ],
 )
-def test_if_the_kernel_does_not_have_the_needed_revision_the_nearest_revision_is_used_except_for_a_set_with_marks(
+def test_without_the_needed_revision_a_set_gets_the_nearest_revision_and_a_set_with_marks_is_refused(
     kind: SetKind, lowest: int, newest: int, created: list[int], reason: str
 ) -> None:
     requested: list[int] = []
@@ -235,7 +242,9 @@ def test_if_the_kernel_does_not_have_the_needed_revision_the_nearest_revision_is
 
 @pytest.mark.parametrize("revision", [b"", b"\0\x05"])
 @pytest.mark.parametrize("is_newest", [True, False])
-def test_a_revision_that_is_not_exactly_one_byte_long_is_a_kernel_error(revision: bytes, *, is_newest: bool) -> None:
+def test_an_answer_with_a_revision_that_is_not_exactly_one_byte_long_is_a_kernel_error(
+    revision: bytes, *, is_newest: bool
+) -> None:
     driver = with_revisions(revision, b"\0", []) if is_newest else with_revisions(b"\x05", revision, [])
     assert "the kernel's answer cannot be parsed" in result(driver, Verb.ADD, CLUSTER_IP)[0]
 
@@ -244,7 +253,7 @@ def test_an_entry_that_cannot_be_encoded_does_not_prevent_sending_the_other_entr
     sent: list[bytes] = []
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
-        """Refuse the message that has both entries. Refuse the second of the two messages that have one entry each."""
+        """Refuse the last message: first the message with both entries, then the second of two messages with one entry."""
         sent.append(data)
         *_, last = fake_netlink.sequences(data)
         return [fake_netlink.error(last, errno.EINVAL)]

@@ -57,7 +57,7 @@ def test_a_program_that_prints_no_version_is_an_error() -> None:
         ("failed at line: 5", "failed at line: 5"),
     ],
 )
-def test_the_error_of_a_failed_write_is_one_line_and_contains_the_failing_rule_if_its_number_is_known(
+def test_the_error_of_a_failed_write_is_one_line_and_contains_the_failing_line_if_iptables_prints_its_number(
     printed: str, reported: str
 ) -> None:
     assert iptables_process.describe_failure(printed, "*nat\n:K - [0:0]\n-A K -m set --match-set NOPE dst\nCOMMIT\n") == reported
@@ -79,7 +79,7 @@ def new_driver(programs: pathlib.Path, *, save: str = "true", restore: str, vers
 
 
 @pytest.mark.parametrize(("version", "arguments"), [("1.6.1", "--noflush"), ("1.8.9", "-w 5 --noflush")])
-def test_iptables_restore_reads_its_rules_from_stdin_and_waits_for_the_lock_if_its_version_can_wait(
+def test_iptables_restore_reads_rules_from_stdin_and_waits_for_the_iptables_lock_if_its_version_supports_waiting(
     programs: pathlib.Path, version: str, arguments: str
 ) -> None:
     restore = f'echo "$@" > {programs}/arguments; cat > {programs}/stdin'
@@ -101,7 +101,7 @@ def test_rules_are_written_even_when_the_tables_cannot_be_read(programs: pathlib
     assert "-I " not in (programs / "written").read_text(), "the jumps that it wrote itself are not written again"
 
 
-def test_only_our_rules_in_a_table_that_iptables_does_not_show_count_as_unchanged(programs: pathlib.Path) -> None:
+def test_if_iptables_does_not_show_a_table_our_rules_in_this_table_count_as_unchanged(programs: pathlib.Path) -> None:
     driver = new_driver(programs, save=f"cat {programs}/saved", restore=f"cat > {programs}/written")
     (programs / "saved").touch()
     driver.apply([Operation(Verb.SET, SKELETON)])
@@ -140,7 +140,9 @@ def test_rules_are_listed_before_each_write_and_each_removal(programs: pathlib.P
     assert log.read_text().split() == ["listed", "written"] * 3
 
 
-def test_a_listing_that_hangs_is_killed_and_is_an_error(programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_hangs_while_it_lists_rules_is_killed_and_the_listing_fails(
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_program(programs, "iptables-save", "exec sleep 600")
     monkeypatch.setattr(iptables_process, "TIMEOUT_S", 0.05)
     with pytest.raises(KernelError, match="did not end within"):

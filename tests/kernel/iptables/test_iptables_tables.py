@@ -1,6 +1,6 @@
-"""Covers iptables tables of both variants that are read directly from the kernel, without an iptables program.
+"""Covers reading the iptables tables of both variants directly from the kernel, without an iptables program.
 
-The fingerprint changes when any program changes a rule, but not when packets are counted.
+The fingerprint of the rules changes when any program changes a rule, but not when packets are counted.
 """
 
 import errno
@@ -52,7 +52,7 @@ CASES = list(itertools.product(Family, Variant))
 
 
 def change(family: Family, variant: Variant, *arguments: str) -> None:
-    """Change a table by a program of iptables. The test is skipped if this host or this kernel does not have it."""
+    """Change a table with an iptables program. Skip the test if the host lacks the program or the kernel the table."""
     run(iptables_variant.commands(variant)[family], "-t", *arguments)
 
 
@@ -79,7 +79,7 @@ def test_host_port_rules_in_the_variant_that_we_do_not_use_are_reported(family: 
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("variant", Variant)
-def test_host_port_rules_in_a_separate_nftables_table_are_reported_with_either_variant(variant: Variant) -> None:
+def test_host_port_rules_in_a_separate_nftables_table_are_reported_whichever_iptables_variant_we_use(variant: Variant) -> None:
     change(Family.IPV6, Variant.NF_TABLES, "nat", "-N", "SOME")
     subprocess.run(["nft", "add table ip6 cni_hostport; add chain ip6 cni_hostport hostports"], check=True)
     assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, variant)) == ("nf_tables IPv6",)
@@ -101,7 +101,7 @@ def send_packet(family: Family) -> None:
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize(("family", "variant"), CASES)
-def test_a_changed_rule_changes_the_fingerprint_and_a_packet_does_not_change_it(family: Family, variant: Variant) -> None:
+def test_the_fingerprint_changes_if_a_rule_changes_but_not_if_a_packet_is_counted(family: Family, variant: Variant) -> None:
     change(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", "counts", "-j", "ACCEPT")
     change(family, variant, "filter", "-N", "SOME")
     changes = RuleChanges()
@@ -130,7 +130,7 @@ def test_a_socket_that_cannot_be_opened_is_a_kernel_error(family: Family, monkey
     assert caught.value.errno == errno.EMFILE
 
 
-def test_the_fingerprint_of_a_table_that_cannot_be_read_is_an_error() -> None:
+def test_reading_the_fingerprint_of_a_table_fails_if_the_table_cannot_be_read() -> None:
     with pytest.raises(KernelError, match="read the IPv4 table no-such-table"):
         RuleChanges().fingerprint(Family.IPV4, "legacy", ("no-such-table",))
 

@@ -1,4 +1,4 @@
-"""Covers which tables are read for leftover rules, with scripts as iptables programs and with the real programs."""
+"""The tables that are searched for leftover rules, with scripts in place of the iptables programs and with the real programs."""
 
 import errno
 import pathlib
@@ -36,9 +36,9 @@ def concerns(key: ChainKey) -> bool:
 
 @pytest.fixture
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A folder at the head of PATH for scripts that replace the iptables programs, and a folder that replaces /proc.
+    """A folder at the head of PATH, for scripts that replace the iptables programs. The folder also replaces /proc.
 
-    The folder in place of /proc has a legacy table. The files of kernel modules are not visible.
+    The list of legacy tables in the folder has one table. The state of every kernel module is unknown.
     """
     monkeypatch.setattr(modules, "module_state", lambda *_: ModuleState.UNKNOWN)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -50,7 +50,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 def rules(programs: pathlib.Path) -> LeftoverRules:
-    """A kernel that always reports one of our chains, so that the output of the scripts is read."""
+    """The leftover rules of a fake kernel that always reports one of our chains, so that the output of the scripts is read."""
     return LeftoverRules(iptables.COMMANDS, programs, has_chain=lambda *_: True)
 
 
@@ -72,7 +72,7 @@ def test_a_table_that_cannot_be_read_is_an_error_and_does_not_count_as_clean(
         rules(programs).read(place, concerns)
 
 
-def test_a_table_that_the_kernel_certainly_does_not_have_is_clean(programs: pathlib.Path) -> None:
+def test_a_table_that_the_kernel_certainly_does_not_have_counts_as_clean(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-save", "echo 'Could not fetch rule set generation id: Operation not supported' >&2; exit 1")
     assert rules(programs).read(NFT, concerns) == LeftRules()
 
@@ -90,7 +90,7 @@ def test_if_nf_tables_has_none_of_our_chains_no_iptables_program_is_started(prog
     assert not (programs / "started").exists()
 
 
-def test_if_chains_cannot_be_read_from_the_kernel_the_iptables_program_lists_them(programs: pathlib.Path) -> None:
+def test_if_chains_cannot_be_read_from_the_kernel_an_iptables_program_lists_the_chains(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-save", SHOW_SAVED)
     has_chain = Mock(side_effect=KernelError(action="read the chains of IPv4", errno=errno.ENOBUFS))
     assert LeftoverRules(iptables.COMMANDS, programs, has_chain=has_chain).read(NFT, concerns).chains == {CHAIN: 1}
@@ -110,7 +110,9 @@ def test_without_legacy_tables_no_iptables_program_is_started_and_no_module_is_l
     assert not (programs / "started").exists()
 
 
-def test_table_names_that_cannot_be_read_are_an_error_and_give_no_fingerprint(programs: pathlib.Path) -> None:
+def test_if_the_table_names_cannot_be_read_reading_leftover_rules_fails_and_there_is_no_fingerprint(
+    programs: pathlib.Path,
+) -> None:
     names = programs / NAMES
     names.unlink()
     names.mkdir()
@@ -120,7 +122,7 @@ def test_table_names_that_cannot_be_read_are_an_error_and_give_no_fingerprint(pr
 
 
 @pytest.mark.parametrize(("number", "fingerprint"), [(errno.EINVAL, NO_SUBSYSTEM), (errno.ENOMEM, None)])
-def test_if_nf_tables_cannot_be_read_there_is_a_fingerprint_only_if_the_kernel_has_no_nf_tables(
+def test_a_failed_read_of_nf_tables_gives_a_fingerprint_only_if_the_kernel_has_no_nf_tables(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, fingerprint: object
 ) -> None:
     refused = KernelError(action="read the generation of nf_tables", errno=number)
@@ -129,7 +131,7 @@ def test_if_nf_tables_cannot_be_read_there_is_a_fingerprint_only_if_the_kernel_h
     assert rules(programs).fingerprint(LEGACY) is None
 
 
-def test_after_the_kernel_has_refused_nf_tables_it_is_not_queried_at_each_audit(
+def test_an_audit_does_not_query_nf_tables_again_after_the_kernel_has_refused_a_query(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse = Mock(side_effect=KernelError(action="read the generation of nf_tables", errno=errno.EINVAL))
@@ -141,10 +143,10 @@ def test_after_the_kernel_has_refused_nf_tables_it_is_not_queried_at_each_audit(
 
 
 @pytest.mark.parametrize("place", [LEGACY, NFT])
-def test_nothing_is_read_or_removed_after_the_program_in_path_was_replaced_by_the_other_variant(
+def test_leftover_rules_are_neither_read_nor_removed_after_iptables_in_path_was_replaced_by_the_other_variant(
     programs: pathlib.Path, place: RulesPlace
 ) -> None:
-    """After iptables was replaced by its other variant, our own rules would count as leftovers and would be removed."""
+    """Otherwise, our own rules would count as leftovers of the other variant and would be removed."""
     for name in ("iptables-save", "iptables-legacy-save"):
         make_program(programs, name, SHOW_SAVED)
     for name in ("iptables-restore", "iptables-legacy-restore"):
@@ -209,7 +211,7 @@ def test_leftover_rules_are_removed_and_rules_of_other_programs_stay(place: Rule
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_with_the_nftables_backend_iptables_runs_only_if_nf_tables_has_a_chain_of_iptables_mode(
+def test_with_the_nftables_backend_iptables_runs_only_if_nf_tables_has_a_chain_of_kube_proxys_iptables_mode(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nft = RulesPlace(Variant.NF_TABLES, Family.IPV4, is_used=False)

@@ -1,8 +1,8 @@
-"""The iptables driver, with the real programs, when one of our tables has a rule that only nft understands.
+"""The iptables driver with the real programs, if a table with our rules also has a native nft rule.
 
-Another program has written the rule that only nft understands. ``iptables-nft-save`` reports a table with a native nft rule as
-incompatible, and exits with status 0. In a table with a native nft rule, ``-I`` and replacing whole chains still work, but
-``-D`` does not.
+A native nft rule is a rule of another program that nft can show, but iptables cannot. ``iptables-nft-save`` reports a table with
+a native nft rule as incompatible, and exits with status 0. In such a table, iptables can still insert rules (``-I``) and replace
+whole chains, but cannot delete rules (``-D``).
 """
 
 import contextlib
@@ -79,7 +79,7 @@ def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:
     return driver.observe(Family.IPV4)
 
 
-def test_a_new_process_writes_rules_beside_a_native_rule_and_reads_all_tables_without_native_rules() -> None:
+def test_a_new_process_writes_our_rules_to_a_table_with_a_native_rule_and_reads_the_tables_without_native_rules() -> None:
     driver, skeleton = driver_beside_set()
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()
@@ -114,7 +114,7 @@ def test_listing_a_table_that_iptables_cannot_show_does_not_change_the_fingerpri
         assert changes.fingerprint(Family.IPV4, "nf_tables") != before
 
 
-def test_a_jump_that_an_earlier_process_wrote_to_a_table_that_iptables_cannot_show_is_not_duplicated() -> None:
+def test_a_jump_of_an_earlier_process_is_not_duplicated_if_iptables_cannot_show_the_table() -> None:
     before, skeleton = driver_beside_set()
     assert change(before, Verb.SET, skeleton) == ""
     handle = insert_native_rule()

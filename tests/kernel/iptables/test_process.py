@@ -1,6 +1,6 @@
 """The conditions under which the iptables programs are run with a preloaded library.
 
-Running without raw sockets is tested in tests/test_running.py.
+tests/test_running.py runs the whole program without raw sockets.
 """
 
 import pathlib

@@ -114,7 +114,7 @@ def create_set(family: Family) -> None:
 
 
 def driver_beside_set(family: Family = Family.IPV4) -> tuple[iptables.IptablesDriver, Skeleton]:
-    """A driver, and rules that may be written, because their set exists."""
+    """A driver, and rules that the kernel accepts, because the set that the rules refer to exists."""
     create_set(family)
     return make_driver(), every_kind_of_rule(family)
 
@@ -207,7 +207,7 @@ def test_writing_and_removing_our_rules_keeps_the_chains_and_rules_of_other_prog
     assert change(driver, Verb.REMOVE, skeleton) == ""
 
 
-def test_our_chain_is_emptied_kept_and_reported_if_a_rule_of_another_program_jumps_to_it() -> None:
+def test_our_chain_is_emptied_but_kept_and_reported_if_a_rule_of_another_program_jumps_to_it() -> None:
     driver, skeleton = driver_beside_set()
     change(driver, Verb.SET, skeleton)
     run("iptables", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", MARK.chain)
@@ -218,7 +218,7 @@ def test_our_chain_is_emptied_kept_and_reported_if_a_rule_of_another_program_jum
 
 
 @pytest.mark.parametrize("family", Family)
-def test_both_families_are_usable_and_the_trial_write_leaves_no_rules(family: Family) -> None:
+def test_both_families_count_as_usable_and_the_trial_write_leaves_no_rules_behind(family: Family) -> None:
     driver = make_driver()
     assert driver.usable(family) is None
     assert driver.try_writing(family) is None
@@ -226,13 +226,13 @@ def test_both_families_are_usable_and_the_trial_write_leaves_no_rules(family: Fa
 
 
 def move_behind(jump: Jump, rule: str) -> None:
-    """Remove a jump and append it again, after a rule of another program."""
+    """Remove a jump, and append the jump again behind a rule of another program."""
     ours = render_jump(jump)
     sent = [f"-{verb} {jump.source} {text}\n" for verb, text in (("D", ours), ("D", rule), ("A", rule), ("A", ours))]
     run("iptables-restore", "--noflush", stdin=f"*{jump.table}\n{''.join(sent)}COMMIT\n")
 
 
-def test_a_jump_behind_a_rule_of_another_program_is_moved_to_the_top_only_a_few_times() -> None:
+def test_a_jump_that_another_program_moves_behind_its_own_rule_is_moved_back_only_a_few_times() -> None:
     driver, skeleton = driver_beside_set()
     change(driver, Verb.SET, skeleton)
     jump, strange = JUMPS[0], "-d 192.0.2.1/32 -j RETURN"

@@ -1,7 +1,7 @@
 """A separate thread writes the rules of each family. Covers which call waits for an iptables program, and for how long.
 
-``test_iptables_driver.py`` covers the input of the programs. ``tests/test_program.py`` shows that no other work waits for the
-iptables programs.
+``test_iptables_driver.py`` covers the input of the programs. ``tests/test_program.py`` shows that the event loop does not wait
+for the iptables programs.
 """
 
 import concurrent.futures
@@ -33,7 +33,7 @@ Make = Callable[..., RulesDriver]
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """Scripts in place of the iptables programs of both families.
 
-    A script for ``iptables-restore`` waits until the test creates a file with the suffix ``.go``.
+    Each script in place of a restore program waits until the test creates a file with the suffix ``.go``.
     """
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for command in ("iptables", "ip6tables"):
@@ -46,7 +46,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 @pytest.fixture
 def make(programs: pathlib.Path) -> Iterator[Make]:
-    """Creates drivers. When the test ends, the programs that the drivers have started may end, too."""
+    """Creates drivers. After the test, the programs for which the drivers still wait are released."""
     made: list[RulesDriver] = []
 
     def make(patience_s: float | None, on_late_end: Callable[[], None] = lambda: None) -> RulesDriver:
@@ -68,7 +68,7 @@ def began(programs: pathlib.Path, command: str = "iptables") -> int:
 
 
 def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
-    """Apply an operation again and again while it is still in progress, as the reconciler does."""
+    """Apply an operation again until it is no longer in progress, as the reconciler does."""
     for _ in range(2000):
         (outcome,) = driver.apply([operation])
         if outcome.errno != errno.EINPROGRESS:
@@ -77,7 +77,7 @@ def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
     raise AssertionError("it never came to an end")
 
 
-def test_the_start_of_the_thread_that_writes_rules_is_tried_again_after_a_failure(
+def test_the_next_write_starts_the_thread_that_writes_rules_if_its_first_start_failed(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (programs / "iptables.go").touch()
@@ -90,7 +90,9 @@ def test_the_start_of_the_thread_that_writes_rules_is_tried_again_after_a_failur
     assert driver.apply([PUT]) == [Outcome(PUT)]
 
 
-def test_a_slow_program_keeps_running_and_the_next_attempt_returns_its_outcome(make: Make, programs: pathlib.Path) -> None:
+def test_a_slow_iptables_program_keeps_running_and_a_later_attempt_returns_the_outcome_of_this_program(
+    make: Make, programs: pathlib.Path
+) -> None:
     is_over = threading.Event()
     driver = make(0.05, is_over.set)
     (outcome,) = driver.apply([PUT])
@@ -130,7 +132,7 @@ def test_a_slow_write_of_rules_in_one_family_does_not_delay_the_other_family(mak
     assert second == Outcome(PUT_V6)
 
 
-def test_after_a_slow_program_the_driver_waits_only_briefly_for_programs_until_one_of_them_is_fast(
+def test_after_a_slow_iptables_program_the_driver_waits_only_briefly_for_further_programs_until_one_ends_in_time(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_s: list[float | None] = []
@@ -155,7 +157,7 @@ def test_after_a_slow_program_the_driver_waits_only_briefly_for_programs_until_o
     assert driver._slow == set()
 
 
-def test_the_rules_are_read_although_each_write_is_late_and_fails(
+def test_rules_can_be_read_even_if_every_write_is_late_and_fails(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver waits for a slow read of the rules, because no later call would use the result of an abandoned read."""
@@ -181,7 +183,9 @@ def test_if_a_trial_write_takes_too_long_the_family_does_not_count_as_certainly_
     assert driver.usable(Family.IPV6) is None
 
 
-def test_a_failed_iptables_program_has_the_same_outcome_with_or_without_a_thread(make: Make, programs: pathlib.Path) -> None:
+def test_a_failed_iptables_program_has_the_same_outcome_whether_or_not_a_thread_runs_the_program(
+    make: Make, programs: pathlib.Path
+) -> None:
     make_program(programs, "iptables-restore", "echo 'no table nat' >&2; exit 4")
     driver = make(LONG_S)
     (outcome,) = driver.apply([PUT])
@@ -200,7 +204,9 @@ def test_if_the_version_of_a_program_is_known_the_program_is_not_started(make: M
     assert driver.program(Family.IPV4) == driver.known_program(Family.IPV4) == program
 
 
-def test_rules_that_contain_a_text_are_returned_for_each_family_that_can_be_read(make: Make, programs: pathlib.Path) -> None:
+def test_a_search_for_rules_with_a_text_returns_the_rules_of_each_family_that_can_be_read(
+    make: Make, programs: pathlib.Path
+) -> None:
     (programs / "iptables-save").write_text("#!/bin/sh\necho '-A INPUT -j KUBE-X'; echo '-A INPUT -j OTHER'\n")
     (programs / "ip6tables-save").write_text("#!/bin/sh\nexit 1\n")
     assert make(LONG_S).rules_with("KUBE-X", list(Family)) == ["-A INPUT -j KUBE-X"]

@@ -52,7 +52,7 @@ FROM_CNI = InterfaceMatch("cni", is_prefix=True)
     ],
 )
 def test_a_rule_is_written_as_iptables_save_prints_it(rule: Rule, text: str) -> None:
-    """``test_programs`` compares the parts of rules that are not tested here with the output of the real programs."""
+    """Other parts of rules are compared with the output of the real programs in ``test_programs``."""
     assert render(rule, Family.IPV4) == text
 
 
@@ -66,7 +66,7 @@ def test_a_rule_is_written_as_iptables_save_prints_it(rule: Rule, text: str) -> 
     ],
 )
 def test_equivalent_spellings_of_a_rule_are_read_as_the_same_rule(text: str, same: str) -> None:
-    """For example, iptables prints numbers instead of names of protocols on a host without /etc/protocols."""
+    """For example, iptables prints protocol numbers instead of protocol names on a host without /etc/protocols."""
     assert iptables_syntax.normalise(text) == same
 
 

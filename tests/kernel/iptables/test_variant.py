@@ -1,4 +1,4 @@
-"""Covers which variant of iptables is chosen, by each criterion alone and with real rules of both variants."""
+"""Covers the choice of the iptables variant, for each criterion alone and with real rules of both variants."""
 
 import pathlib
 
@@ -43,7 +43,7 @@ def test_the_variant_that_already_has_rules_on_the_node_is_chosen(
 
 
 @pytest.mark.parametrize("both", [NOTHING, Evidence(others=2), Evidence(ours=2)])
-def test_if_no_variant_has_rules_the_variant_in_path_is_chosen(both: Evidence) -> None:
+def test_if_both_variants_have_equally_many_rules_the_variant_in_path_is_chosen(both: Evidence) -> None:
     for default in Variant:
         choice = iptables_variant.decide({NFT: both, LEGACY: both}, default)
         assert (choice.variant, choice.reason, choice.commands) == (default, "it is the variant in PATH", iptables.COMMANDS)
@@ -78,7 +78,7 @@ COMMIT
     assert iptables_variant.count(text, CHAINS) == Evidence("KUBE-KUBELET-CANARY", ours=2, others=2)
 
 
-def test_iptables_commands_without_a_variant_suffix_are_used_if_the_host_has_no_other_iptables_commands(
+def test_iptables_commands_without_a_variant_suffix_are_used_if_the_host_has_no_commands_with_a_suffix(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_program(tmp_path, "iptables", "echo 'iptables v1.8.9 (nf_tables)'")
@@ -105,7 +105,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 def make_variants(folder: pathlib.Path, *, nft: str = "exit 0", legacy: str = "exit 0", in_path: str) -> None:
-    """Scripts that replace the programs of both variants, whose tables are empty. ``nft`` and ``legacy`` restore rules."""
+    """Write scripts that replace the programs of both variants and show empty tables. ``nft`` and ``legacy`` restore rules."""
     for command in ("iptables", "ip6tables"):
         for name, kind, restore in ((f"{command}-nft", "nf_tables", nft), (f"{command}-legacy", "legacy", legacy)):
             make_program(folder, name, f"echo '{command} v1.8.9 ({kind})'")
@@ -121,7 +121,7 @@ HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; ex
     ("nft", "legacy", "variant"),
     [("exit 0", "exit 0", NFT), (HAS_NONE, "exit 0", LEGACY), (HAS_NONE, HAS_NONE, NFT), ("exit 4", "exit 0", NFT)],
 )
-def test_the_only_variant_whose_rules_the_kernel_accepts_is_chosen(
+def test_if_the_kernel_accepts_rules_of_only_one_variant_this_variant_is_chosen(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
 ) -> None:
     monkeypatch.setattr(iptables_tables, "take_rules", lambda *_: False)  # so the choice depends on the programs alone

@@ -22,7 +22,7 @@ from tests.support import fake_netlink
 
 
 class Kernel:
-    """A fake kernel that answers the lookup of the netlink family, and every other request with the given answers."""
+    """A fake kernel that has the netlink family of IPVS, and answers all other requests with the given answers."""
 
     def __init__(self) -> None:
         self.answers: list[fake_netlink.Answer] | None = None
@@ -45,7 +45,7 @@ def fake() -> tuple[ipvs.IpvsDriver, Kernel]:
     return ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(kernel), ask=refuse), kernel
 
 
-def test_operations_with_a_lost_answer_are_errors_and_later_operations_on_a_new_socket_succeed() -> None:
+def test_an_operation_fails_if_its_answer_is_lost_and_later_operations_on_a_new_socket_succeed() -> None:
     driver, kernel = fake()
     one = server("10.96.0.1")
     kernel.answers = []
@@ -67,7 +67,7 @@ def test_a_removal_with_a_lost_answer_does_not_count_as_done() -> None:
     [(0, False, False), (errno.ESRCH, False, True), (errno.ENOENT, True, False), (errno.EPERM, True, False)],
     ids=["removed", "ESRCH", "ENOENT", "EPERM"],
 )
-def test_a_written_virtual_server_is_read_again_unless_it_was_removed_or_esrch_shows_that_it_is_already_gone(
+def test_a_virtual_server_is_read_again_after_each_write_unless_the_write_shows_that_it_no_longer_exists(
     monkeypatch: pytest.MonkeyPatch, number: int, *, is_left: bool, was_absent: bool
 ) -> None:
     driver, kernel = fake()
@@ -81,7 +81,7 @@ def test_a_written_virtual_server_is_read_again_unless_it_was_removed_or_esrch_s
     assert noted == {gone.key: is_left, changed.key: True, scaled.key: True}
 
 
-def test_the_messages_of_many_operations_are_sent_in_parts_and_are_not_held_in_memory_together(
+def test_the_messages_of_many_operations_are_built_and_sent_in_parts_to_save_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver, _ = fake()
@@ -94,14 +94,14 @@ def test_the_messages_of_many_operations_are_sent_in_parts_and_are_not_held_in_m
     assert max(sent) <= driver._channel.limit < len(many)
 
 
-def test_no_scheduler_counts_as_missing_after_the_module_of_ipvs_was_loaded_again() -> None:
+def test_a_scheduler_does_not_count_as_missing_because_the_ipvs_module_was_loaded_again() -> None:
     driver, kernel = fake()
     kernel.answer = lambda sequence: fake_netlink.error(sequence, errno.EINVAL)
     kernel.number = 34
     assert driver.why_unusable("wlc") == ""
 
 
-def test_ipvs_has_no_ipv6_only_if_the_kernel_says_so() -> None:
+def test_ipvs_counts_as_without_ipv6_only_if_the_kernel_reports_the_family_as_unsupported() -> None:
     driver, kernel = fake()
     for number, has_ipv6 in ((errno.EINVAL, True), (errno.EAFNOSUPPORT, False)):
         kernel.answer = functools.partial(fake_netlink.error, number=number)
@@ -172,5 +172,7 @@ def test_adding_an_existing_object_changes_the_object_and_changing_an_absent_obj
         (real(WEB, "10.1.0.1"), errno.EPERM, False),
     ],
 )
-def test_a_failed_removal_counts_as_done_only_if_the_error_means_absence(item: Item, number: int, *, is_absent: bool) -> None:
+def test_a_failed_removal_counts_as_done_only_if_the_error_shows_that_the_object_is_absent(
+    item: Item, number: int, *, is_absent: bool
+) -> None:
     assert ipvs_operations.is_absent(Operation(Verb.REMOVE, item), number) is is_absent

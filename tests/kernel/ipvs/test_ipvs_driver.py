@@ -66,7 +66,7 @@ DRIFT = {
     "tunnel": (("-e", "{pod}", "-i", "-w", "1", "-x", "9"), {"{pod}": TUNNELLED + 1}, Verb.SET),
     "other family": (("-a", "{alien}", "-i"), {"{pod}": 1, "{alien}": TUNNELLED + 1}, Verb.REMOVE),
 }
-"""The options of ipvsadm, the real servers that it leaves, and what repairs them."""
+"""For each drift: the options of ipvsadm that cause the drift, the real servers afterwards, and the verb of the repair."""
 
 
 @pytest.mark.kernel
@@ -121,7 +121,7 @@ def test_a_virtual_server_may_have_both_tunnelled_and_masqueraded_real_servers(
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(("address", "pod"), [("10.96.0.1", "10.244.0.{}"), ("fd00:96::1", "fd00:244::{}")])
-def test_a_new_virtual_server_whose_scheduler_is_set_last_has_its_settings_and_its_real_servers(
+def test_a_new_virtual_server_whose_scheduler_is_set_last_gets_all_its_settings_and_real_servers(
     driver: ipvs.IpvsDriver, address: str, pod: str
 ) -> None:
     one = server(address, scheduler="mh", flags=SCHEDULER_PORT | PERSISTENT, timeout_s=60)
@@ -255,8 +255,8 @@ def test_real_servers_of_weight_0_are_chosen_by_sh_and_mh_but_not_by_schedulers_
 
 
 @pytest.mark.kernel
-def test_an_audit_looks_up_the_netlink_family_number_of_a_module_that_was_loaded_again(driver: ipvs.IpvsDriver) -> None:
-    """A reloaded kernel module gets another family number, so the driver's number is then unknown to the kernel."""
+def test_an_audit_looks_up_the_new_netlink_family_number_after_the_ipvs_module_was_loaded_again(driver: ipvs.IpvsDriver) -> None:
+    """A reloaded kernel module gets another family number, so the kernel no longer knows the number that the driver has."""
     driver._table.encoder = ipvs_message.Encoder(999)
     one = server("10.96.0.1")
     assert not clean(apply(driver, Verb.ADD, one))

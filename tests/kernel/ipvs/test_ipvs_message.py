@@ -105,14 +105,14 @@ def test_a_virtual_server_is_encoded_to_the_same_bytes_as_with_pyroute2(item: Vi
     assert encode(Operation(Verb.REMOVE, item)) == [removal]
 
 
-def test_the_flag_hashed_is_never_sent() -> None:
+def test_the_hashed_flag_that_only_the_kernel_may_set_is_never_sent() -> None:
     key = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
     one, other = (VirtualServer(key, VirtualServerSettings("rr", flags)) for flags in (0x11, 0x13))
     assert encode(Operation(Verb.SET, one)) == encode(Operation(Verb.SET, other))
 
 
 @given(st.lists(real_servers() | virtual_servers(), max_size=8))
-def test_operations_of_several_kinds_are_encoded_to_the_same_messages_as_each_operation_alone(
+def test_encoding_operations_of_several_kinds_together_gives_the_same_messages_as_encoding_each_operation_alone(
     items: list[RealServers | VirtualServer],
 ) -> None:
     operations = [Operation(Verb.ADD, item) for item in items]
@@ -121,7 +121,7 @@ def test_operations_of_several_kinds_are_encoded_to_the_same_messages_as_each_op
 
 
 @given(st.lists(real_servers(), min_size=1, max_size=8, unique_by=lambda item: item.key), virtual_servers())
-def test_several_real_servers_are_encoded_to_the_same_messages_as_each_real_server_alone(
+def test_encoding_several_real_servers_together_gives_the_same_messages_as_encoding_each_real_server_alone(
     items: list[RealServers], last: VirtualServer
 ) -> None:
     key = items[0].virtual_server

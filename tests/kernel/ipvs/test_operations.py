@@ -1,4 +1,4 @@
-"""The order of operations before they are sent, and the meaning of the kernel's answers, without a kernel."""
+"""Covers the order in which operations are sent, and the outcomes that follow from the kernel's answers, without a kernel."""
 
 import errno
 
@@ -17,7 +17,7 @@ FIRST, SECOND = real(PREPARED, "10.0.0.1"), real(PREPARED, "10.0.0.2")
 PAIR = FIRST._replace(keys=(*FIRST.keys, *SECOND.keys))
 
 
-def test_a_new_virtual_server_gets_a_costly_scheduler_after_its_last_new_real_server() -> None:
+def test_a_new_virtual_server_gets_a_costly_scheduler_only_after_all_its_new_real_servers_are_added() -> None:
     last = real(PREPARED, "10.0.0.3")
     sent, firsts = ipvs_operations.as_sent(operations(Verb.ADD, PREPARED, PAIR, PLAIN, real(PLAIN, "10.0.0.1"), EMPTY, last))
     bare = VirtualServer(PREPARED.key, PREPARED.settings._replace(scheduler="none"))
@@ -31,7 +31,7 @@ def test_an_existing_virtual_server_keeps_its_costly_scheduler_while_it_gets_rea
     assert ipvs_operations.as_sent(given) == (given, [0, 1])
 
 
-def test_each_operation_has_an_outcome_and_accepted_real_servers_share_one_outcome() -> None:
+def test_each_operation_has_an_outcome_and_the_real_servers_that_the_kernel_accepts_share_one_outcome() -> None:
     given = operations(Verb.ADD, PREPARED, PAIR, PLAIN)
     refused = Outcome(Operation(Verb.ADD, SECOND._replace(keys=(*SECOND.keys,))), "no memory", errno.ENOMEM)
     accepted = Outcome(Operation(Verb.ADD, FIRST._replace(keys=(*FIRST.keys,))))
@@ -48,5 +48,7 @@ def test_each_operation_has_an_outcome_and_accepted_real_servers_share_one_outco
         (PAIR, errno.ENOENT, "No such file or directory"),
     ],
 )
-def test_a_refused_addition_is_explained_by_its_object_and_error_number(item: Item, number: int, text: str) -> None:
+def test_the_error_text_of_a_refused_addition_depends_on_the_object_and_the_error_number(
+    item: Item, number: int, text: str
+) -> None:
     assert ipvs_operations.explain(Operation(Verb.ADD, item), ipvs_operations.Failure(number)).startswith(text)

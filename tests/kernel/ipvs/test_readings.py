@@ -1,4 +1,4 @@
-"""Reading the IPVS table by ``getsockopt``: the changes that each read returns, on a fake and on a real kernel."""
+"""Covers the changes that each read of the IPVS table by ``getsockopt`` returns, on a fake kernel and on a real kernel."""
 
 import contextlib
 import errno
@@ -40,7 +40,7 @@ def pod(number: int) -> RealServerKey:
 
 
 class Table:
-    """A fake IPVS table that counts the requests of each kind. ``failing`` maps kinds of requests to error numbers."""
+    """A fake IPVS table that counts the requests of each kind. ``failing`` maps the requests that fail to error numbers."""
 
     def __init__(self) -> None:
         self.content: dict[VirtualServerKey, tuple[VirtualServerSettings, dict[RealServerKey, tuple[int, int]]]] = {}
@@ -48,14 +48,14 @@ class Table:
         self.asked: list[int] = []
         self.failing: dict[int, int] = {}
         self.hidden = 0
-        """How many virtual servers appear between the count and the listing, which the count does not include."""
+        """The number of virtual servers that are added after the kernel has counted them and before it lists them."""
         self.foreign_protocol = 0
         self.on_destinations: Callable[[], None] = lambda: None
         self.clock_s = 0.0
         self.reader = ipvs_readings.SockoptReader(self._read_one, self._ask, self._clock)
 
     def _clock(self) -> float:
-        self.clock_s += 1  # a part of the table ends after a second, so each reading of the clock ends a part
+        self.clock_s += 1  # a part of a read ends after a second, so each look at the clock ends a part
         return self.clock_s
 
     def _read_one(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
@@ -87,7 +87,7 @@ class Table:
         netmask = (0xFFFFFFFF << (32 - (settings.prefix_length or 32)) & 0xFFFFFFFF).to_bytes(4, "big")
         numbers = struct.pack("=II4sI", settings.flags | 0x2, settings.timeout_s, netmask, len(servers))
         self.clock_s += 1
-        counters = int(self.clock_s).to_bytes(56, "little")  # they differ at each read
+        counters = int(self.clock_s).to_bytes(56, "little")  # the counters differ at each read
         return self._name(key) + scheduler + numbers + counters
 
     def _name(self, key: VirtualServerKey) -> bytes:
@@ -153,7 +153,7 @@ def test_real_servers_are_returned_in_the_order_in_which_they_were_added(table: 
     assert list(observed.real_servers) == [pod(3), pod(1), pod(2)]
 
 
-def test_a_real_server_with_another_forwarding_method_is_marked_as_such(table: Table) -> None:
+def test_the_observed_weight_of_a_real_server_marks_a_forwarding_method_other_than_masquerading(table: Table) -> None:
     table.put(WEB)
     table.content[WEB][1].update({pod(1): (3, 1), pod(2): (0x100, 1), pod(3): (2, 5)})
     assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): NOT_MASQUERADED, pod(2): 1, pod(3): TUNNELLED + 5})}
@@ -168,11 +168,11 @@ CHANGES: Mapping[str, tuple[Callable[[Table], object], bool]] = {
     "a flag": (lambda table: table.put(WEB, pod(1), pod(2), settings=VirtualServerSettings("rr", SCHEDULER_PORT)), True),
     "a virtual server less": (lambda table: table.content.pop(WEB), True),
 }
-"""What another program does, and whether the cheap reading sees it."""
+"""The changes that another program makes, and whether the cheap read sees each change."""
 
 
 @pytest.mark.parametrize(("change", "is_seen"), CHANGES.values(), ids=CHANGES)
-def test_the_cheap_read_sees_each_change_except_a_weight_a_threshold_or_a_replaced_real_server(
+def test_the_cheap_read_sees_every_change_except_a_new_weight_a_new_threshold_and_a_replaced_real_server(
     table: Table, change: Callable[[Table], object], *, is_seen: bool
 ) -> None:
     table.put(WEB, pod(1), pod(2))
@@ -204,7 +204,7 @@ def test_a_change_that_undoes_our_own_write_is_returned(table: Table) -> None:
 
 
 def test_a_virtual_server_written_while_the_table_is_read_is_returned_by_the_next_read(table: Table) -> None:
-    """The virtual server was read before the write, and its real servers would be read after the write."""
+    """Otherwise, the read would return the old settings of the virtual server together with its new real servers."""
     table.put(WEB, pod(1))
     table.read()
     for number in range(2, 40):
@@ -234,7 +234,7 @@ def test_real_servers_removed_since_the_last_read_are_detected_through_netlink(t
     assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): 1})}
 
 
-def test_all_virtual_servers_are_read_even_if_there_are_more_than_were_counted_before(table: Table) -> None:
+def test_all_virtual_servers_are_read_even_if_their_number_has_grown_since_the_kernel_counted_them(table: Table) -> None:
     for number in range(1, 101):
         table.put(VirtualServerKey(Protocol.TCP, parse_address(f"10.96.1.{number}"), 80))
     table.hidden = 60
@@ -250,7 +250,7 @@ def test_virtual_servers_of_other_protocols_are_counted_but_not_returned(table: 
     assert table.reader.foreign == 1
 
 
-def test_virtual_servers_read_before_an_error_in_the_same_step_are_read_again(table: Table) -> None:
+def test_if_a_step_of_a_read_fails_the_next_read_returns_the_virtual_servers_of_this_step(table: Table) -> None:
     table.put(WEB, pod(1))
     table.put(DNS, pod(2))
     table.on_destinations = lambda: table.failing.update({DESTINATIONS: errno.ENOMEM})
@@ -300,7 +300,7 @@ DRIFT: dict[str, tuple[tuple[str, ...], bool]] = {
     "a scheduler flag": (("-E", "-t", "10.96.0.1:80", "-s", "rr", "-b", "flag-2"), True),
     "a virtual server less": (("-D", "-t", "10.96.0.1:80"), True),
 }
-"""What another program does to ``ONE``, and whether the cheap reading sees it."""
+"""The changes that another program makes to ``ONE``, and whether the cheap read sees each change."""
 
 
 @pytest.mark.kernel
@@ -347,7 +347,7 @@ def test_a_family_that_was_not_requested_is_not_read(driver: ipvs.IpvsDriver) ->
 def test_the_connections_of_all_real_servers_are_read_however_many_real_servers_there_are(table: Table, number: int) -> None:
     pods = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
     table.put(WEB, *pods)
-    counted = ConnectionCounts(0x07070707, 0x07070707)  # the entry has more fields after the thresholds
+    counted = ConnectionCounts(0x07070707, 0x07070707)  # the fake kernel fills the fields behind the thresholds with 7
     assert table.reader.connections(WEB) == dict.fromkeys(pods, counted)
     assert table.asked == [DESTINATIONS] * (1 if number < ipvs_readings.FIRST_ROOM else 3 if number > 256 else 2)
 
@@ -392,7 +392,7 @@ def test_a_sum_of_all_connections_includes_a_virtual_server_that_is_written_whil
     assert table.added_up() == ConnectionCounts(39 * 0x07070707, 39 * 0x07070707)
 
 
-def test_connections_are_unknown_if_the_table_can_no_longer_be_read(table: Table) -> None:
+def test_the_sum_of_all_connections_is_unknown_if_the_table_can_no_longer_be_read(table: Table) -> None:
     table.reader.adds_connections = True
     table.put(WEB, pod(1))
     table.read()

@@ -37,7 +37,7 @@ TABLE = """
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-def test_the_table_without_names_equals_the_output_of_ipvsadm() -> None:
+def test_the_rows_equal_the_output_of_ipvsadm_with_numeric_addresses() -> None:
     for command in TABLE.strip().splitlines():
         ipvsadm(*command.split())
     assert list(listing.render(listing.table("node", ipvs_rows.read()))) == ipvsadm("-Ln").splitlines()
@@ -56,7 +56,7 @@ DUMP = (
     _service((2, struct.pack("=H", 6))),
     _service((5, struct.pack("=I", 7))),
 )
-"""Virtual servers with a persistence engine, of another protocol, without a scheduler name, and by mark."""
+"""Virtual servers: with a persistence engine, of another protocol, without a scheduler name, and by firewall mark."""
 INFORMATION = fake_netlink.attribute(1, struct.pack("=I", 0x10201)) + fake_netlink.attribute(2, struct.pack("=I", 4096))
 
 
@@ -120,7 +120,7 @@ def counting(*, loses: bool = False) -> Kernel:
 
 
 @pytest.mark.parametrize(("tick", "sizes"), [(0.0, [4]), (0.5, [2, 2]), (1.0, [1, 1, 1, 1])])
-def test_a_step_of_reading_the_table_ends_when_its_time_is_over(tick: float, sizes: list[int]) -> None:
+def test_a_step_of_reading_the_table_ends_when_its_time_limit_is_reached(tick: float, sizes: list[int]) -> None:
     kernel = counting()
     ticks = itertools.count()
     reader = ipvs_rows.TrafficReader(kernel.connect, lambda: next(ticks) * ipvs_rows.PART_S * tick)

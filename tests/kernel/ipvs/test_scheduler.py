@@ -23,7 +23,7 @@ from tests.kernel.ipvs.examples import ipvsadm
         (errno.EAFNOSUPPORT, ModuleState.MISSING, False),
     ],
 )
-def test_the_error_of_a_new_virtual_server_or_the_module_files_show_whether_a_scheduler_exists(
+def test_the_error_of_a_trial_virtual_server_or_the_module_files_show_whether_a_scheduler_exists(
     monkeypatch: pytest.MonkeyPatch, refusal: int, state: ModuleState, *, is_usable: bool
 ) -> None:
     ipvs = AbsentIpvs()
@@ -34,7 +34,9 @@ def test_the_error_of_a_new_virtual_server_or_the_module_files_show_whether_a_sc
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, netlink.UNANSWERED])
-def test_an_error_before_the_kernel_looked_up_the_scheduler_is_raised(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_an_error_that_occurs_before_the_kernel_looks_up_the_scheduler_is_raised(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     ipvs = AbsentIpvs()
     monkeypatch.setattr(ipvs, "refusal_with", lambda _: number)
     with pytest.raises(KernelError, match="find the schedulers of this kernel: ") as raised:

@@ -84,7 +84,7 @@ def test_unchanged_addresses_are_not_returned_again(driver: addresses.AddressDri
 
 
 @pytest.mark.kernel
-def test_many_addresses_are_removed_at_once_by_deleting_and_recreating_the_device(driver: addresses.AddressDriver) -> None:
+def test_many_addresses_are_removed_at_once_by_deleting_and_recreating_kube_ipvs0(driver: addresses.AddressDriver) -> None:
     many = [Address(b"\xfd" + number.to_bytes(15, "big")) for number in range(addresses.MANY_REMOVALS)]
     absent = parse_address("fd00:96::1")
     assert clean(apply(driver, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(many))))
@@ -98,7 +98,7 @@ def test_many_addresses_are_removed_at_once_by_deleting_and_recreating_the_devic
 
 
 @pytest.mark.kernel
-def test_the_device_is_not_deleted_while_one_of_its_addresses_is_to_stay(driver: addresses.AddressDriver) -> None:
+def test_kube_ipvs0_is_not_deleted_if_one_of_its_addresses_must_stay(driver: addresses.AddressDriver) -> None:
     many = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(addresses.MANY_REMOVALS + 1)]
     apply(driver, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(many)))
     (before,) = ip("link", "show", DEVICE)
@@ -116,7 +116,7 @@ OUR_LINK = link(DEVICE.encode() + b"\0") + fake_netlink.attribute(18, fake_netli
 
 
 @pytest.mark.parametrize("refused", [17, 16], ids=["removal", "addition"])
-def test_if_the_device_cannot_be_recreated_the_removal_of_its_addresses_is_an_error(refused: int) -> None:
+def test_if_kube_ipvs0_cannot_be_recreated_the_removal_of_its_addresses_fails(refused: int) -> None:
     many = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(addresses.MANY_REMOVALS)]
     is_there = True
 
@@ -140,7 +140,7 @@ def test_if_the_device_cannot_be_recreated_the_removal_of_its_addresses_is_an_er
 
 
 @pytest.mark.kernel
-def test_operations_keep_their_order_when_the_device_itself_is_added_or_removed(driver: addresses.AddressDriver) -> None:
+def test_operations_on_addresses_and_on_kube_ipvs0_itself_keep_their_order(driver: addresses.AddressDriver) -> None:
     changes = [
         *operations(Verb.ADD, bound("10.96.0.1")),
         *operations(Verb.REMOVE, bound("10.96.0.1")),
@@ -177,7 +177,7 @@ def test_an_interface_with_our_name_that_is_not_a_dummy_device_is_not_changed(dr
     assert (shown["linkinfo"]["info_kind"], shown["addr_info"]) == ("bridge", [])
 
 
-def test_addresses_with_a_lost_answer_are_errors() -> None:
+def test_adding_or_removing_an_address_fails_if_the_answer_is_lost() -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         (_, kind, _, sequence, _), *_ = fake_netlink.split(data)
         return [fake_netlink.message(sequence, OUR_LINK)] if kind == 18 else [fake_netlink.OVERRUN]

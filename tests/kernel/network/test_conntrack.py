@@ -141,7 +141,7 @@ def listed(*flows: bytes, flags: int = 0) -> Answers:
     ]
 
 
-def test_a_flow_is_deleted_by_the_tuple_and_the_zone_from_the_listing() -> None:
+def test_a_flow_is_deleted_by_the_tuple_and_the_zone_that_the_listing_contains() -> None:
     zone = fake_netlink.attribute(18, b"\0\x07")
     table = Table(listed(fake_flow() + fake_netlink.attribute(8, bytes(4)) + zone))
     assert removed(conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])) == [1]
@@ -177,7 +177,7 @@ def test_a_flow_that_ended_before_its_deletion_is_not_an_error_and_is_not_counte
     assert text in outcome.error
 
 
-def test_flows_of_one_family_that_cannot_be_listed_are_reported_and_the_other_family_is_cleaned() -> None:
+def test_if_the_flows_of_one_family_cannot_be_listed_the_flows_of_the_other_family_are_still_deleted() -> None:
     table = Table(done(errno.EINVAL), done(errno.EINVAL), listed())
     four, six = conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4), cleaning(Family.IPV6)])
     assert "the module nf_conntrack_netlink is missing or cannot be loaded" in four.error
@@ -218,14 +218,14 @@ def lost(*flows: bytes) -> Answers:
 
 
 @pytest.mark.parametrize("first", [listed(fake_flow(5), flags=0x10), lost(fake_flow(5))], ids=["inconsistent", "lost"])
-def test_an_incomplete_listing_is_repeated_and_the_deletions_so_far_are_counted(first: Answers) -> None:
+def test_an_incomplete_listing_is_repeated_and_flows_that_were_deleted_before_the_repetition_are_counted(first: Answers) -> None:
     table = Table(first, listed(fake_flow(5, client_number=2), fake_flow(6)))
     driver = conntrack.ConntrackDriver(table.connect)
     assert removed(driver.apply([cleaning(Family.IPV4, 6)])) == [2]
     assert len(table.queries) == len(table.deleted) == 2
 
 
-def test_a_listing_that_is_never_complete_is_an_error_with_the_number_of_deleted_flows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_every_listing_is_incomplete_the_error_contains_the_number_of_deleted_flows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netlink, "DUMP_PAUSES_S", (0.0, 0.0))
     table = Table(lost(fake_flow(5)), lost())
     (outcome,) = conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])
@@ -278,7 +278,7 @@ def test_the_kernel_filters_by_the_fields_that_all_removed_real_servers_have_in_
 
 @pytest.mark.kernel
 @FAMILIES
-def test_a_kernel_with_the_filter_lists_only_flows_to_the_removed_real_servers(
+def test_a_kernel_that_supports_the_filter_lists_only_flows_to_the_removed_real_servers(
     driver: conntrack.ConntrackDriver, family: Family
 ) -> None:
     if not conntrack.filters_listings():

@@ -36,18 +36,20 @@ def listener(device: str) -> Iterator[notify.ChangeListener]:
         yield listener
 
 
-def test_events_distinguish_addresses_of_the_device_from_addresses_of_other_interfaces(listener: notify.ChangeListener) -> None:
+def test_events_distinguish_addresses_of_the_watched_device_from_addresses_of_other_interfaces(
+    listener: notify.ChangeListener,
+) -> None:
     ip("address", "add", "192.0.2.1/24", "dev", "lo")
     assert listener.read() == (OTHER,)
     ip("address", "del", "192.0.2.1/24", "dev", "lo")
-    assert listener.read() == (OTHER, OURS)  # lo may have lost its last address
+    assert listener.read() == (OTHER, OURS)  # the event may mean that lo has lost its last address
     ip("address", "add", "2001:db8::1/64", "dev", "kube-test0", "nodad")
     assert select.select([listener], [], [], 60)[0]  # the kernel reports a new IPv6 address from a work queue
     assert listener.read() == (OURS,)
     assert listener.read() == ()
 
 
-def test_deleting_the_device_is_an_event_and_deleting_another_interface_is_no_event(
+def test_deleting_the_watched_device_is_an_event_and_deleting_another_interface_is_no_event(
     listener: notify.ChangeListener, device: str
 ) -> None:
     ip("link", "add", "other0", "type", "bridge")
@@ -58,7 +60,7 @@ def test_deleting_the_device_is_an_event_and_deleting_another_interface_is_no_ev
     assert listener.read() == (OURS, OURS, OURS)  # the address was added and removed, and then the device was deleted
 
 
-def test_a_device_that_is_deleted_and_recreated_is_recognised_and_lo_does_not_count_as_the_device(
+def test_the_watched_device_is_recognised_after_it_was_recreated_and_lo_never_counts_as_the_watched_device(
     listener: notify.ChangeListener, device: str
 ) -> None:
     ip("link", "del", device)
@@ -70,7 +72,7 @@ def test_a_device_that_is_deleted_and_recreated_is_recognised_and_lo_does_not_co
     assert listener.read() == (OURS,)
 
 
-def test_a_renamed_device_counts_as_deleted(listener: notify.ChangeListener, device: str) -> None:
+def test_the_watched_device_counts_as_deleted_after_it_was_renamed(listener: notify.ChangeListener, device: str) -> None:
     ip("link", "set", device, "name", "other0")
     assert listener.read() == (OURS,)
 
@@ -94,7 +96,7 @@ def test_our_own_changes_of_addresses_are_not_reported_as_events(device: str) ->
         assert listener.read()[-1] is OURS
 
 
-def test_a_change_of_our_routes_by_another_program_is_an_event_and_other_routes_are_ignored(
+def test_a_change_of_our_routes_by_another_program_is_an_event_and_a_change_of_other_routes_is_no_event(
     listener: notify.ChangeListener,
 ) -> None:
     ip("link", "set", "lo", "up")
@@ -142,7 +144,7 @@ def new_address_request(device: str, text: str) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), 20, 0x605, 1, 0) + body
 
 
-def test_lost_events_are_reported_as_an_overrun_and_the_device_is_found_again(
+def test_lost_events_are_reported_as_an_event_and_the_watched_device_is_found_again(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)
@@ -159,7 +161,7 @@ def test_lost_events_are_reported_as_an_overrun_and_the_device_is_found_again(
         assert set(listener.read()) == {OURS}
 
 
-def test_after_lost_events_an_older_notification_does_not_hide_the_index_of_the_device(
+def test_after_lost_events_older_notifications_do_not_hide_the_new_index_of_the_recreated_device(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)
@@ -198,7 +200,7 @@ def test_a_change_of_lo_is_an_event_only_if_lo_went_down(
     assert list(listener._decode(fake_netlink.message(0, body, kind=16))) == events
 
 
-def test_a_message_that_cannot_be_read_may_be_about_our_objects(listener: notify.ChangeListener) -> None:
+def test_a_message_that_cannot_be_parsed_counts_as_a_change_of_our_objects(listener: notify.ChangeListener) -> None:
     assert list(listener._decode(bytes(17))) == [OURS]
 
 

@@ -40,7 +40,7 @@ FOREIGN = (
     ("local", "fd00:97::1", "dev", "lo", "table", "local", "protocol", "251", "metric", "77"),
     ("local", "fd00:97::3", "dev", "other0", "table", "local", "protocol", "251", "metric", "1024"),
 )
-"""Routes that differ from ours in one property each."""
+"""Routes that each differ from our routes in one property."""
 
 
 run_ip = functools.partial(run, "ip")
@@ -53,7 +53,7 @@ def local_routes(family: Family) -> list[dict[str, Any]]:
 
 
 def bind(address: str) -> None:
-    """Add an address to the device other0, and wait for its route, which the kernel adds with a delay for IPv6."""
+    """Add an address to the device other0, and wait until the kernel has added the route of this address."""
     run_ip("address", "add", address, "dev", "other0", *(("nodad",) if ":" in address else ()))
     deadline_s = time.monotonic() + PATIENCE_S
     while "dev other0" not in kernel_route(address):
@@ -73,7 +73,9 @@ def driver(network_namespace: None) -> Iterator[routes.RouteDriver]:
         yield made
 
 
-def test_a_route_is_as_ip_prints_it_and_has_no_preferred_source_address(driver: routes.RouteDriver) -> None:
+def test_our_route_has_the_expected_properties_in_the_output_of_ip_and_no_preferred_source_address(
+    driver: routes.RouteDriver,
+) -> None:
     assert clean(apply(driver, Verb.ADD, LocalRoutes.of(V4, V6)))
     (v4,), (v6,) = local_routes(Family.IPV4), local_routes(Family.IPV6)
     same = {"type": "local", "dev": "lo", "protocol": "251", "metric": 1024, "prefsrc": None, "dst": "fd00:96::1"}
@@ -121,7 +123,7 @@ def test_an_address_and_its_local_route_can_coexist_and_each_stays_when_the_othe
 
 
 @pytest.mark.parametrize("address", ["10.96.0.1", "fd00:96::1"])
-def test_the_error_for_a_route_of_another_program_that_prevents_our_route_says_how_to_fix_it(
+def test_if_a_route_of_another_program_prevents_our_route_the_error_says_how_to_fix_this(
     driver: routes.RouteDriver, address: str
 ) -> None:
     run_ip("route", "add", "local", address, "dev", "lo", "table", "local", "protocol", "250", "metric", "1024")
@@ -143,7 +145,7 @@ def test_drivers_with_different_protocol_numbers_observe_and_change_only_their_o
         assert (other.observe(), driver.observe()) == ({V6}, {V4})
 
 
-def test_if_lo_is_down_doctor_reports_that_as_the_reason(network_namespace: None) -> None:
+def test_if_our_route_is_refused_because_lo_is_down_the_error_says_how_to_set_lo_up(network_namespace: None) -> None:
     run_ip("link", "set", "lo", "down")
     with contextlib.closing(routes.RouteDriver()) as driver:
         v4, v6 = apply(driver, Verb.ADD, LocalRoutes.of(V4, V6))
@@ -152,14 +154,14 @@ def test_if_lo_is_down_doctor_reports_that_as_the_reason(network_namespace: None
         assert v6.errno == errno.ENETDOWN
 
 
-def test_if_lo_has_no_ipv6_doctor_reports_that_as_the_reason(driver: routes.RouteDriver) -> None:
+def test_if_our_route_is_refused_because_lo_has_no_ipv6_the_error_says_how_to_enable_ipv6(driver: routes.RouteDriver) -> None:
     Path("/proc/sys/net/ipv6/conf/lo/disable_ipv6").write_text("1")
     v4, v6 = apply(driver, Verb.ADD, LocalRoutes.of(V4), LocalRoutes.of(V6))
     assert v4.error == ""
     assert v6.error == "add route fd00:96::1: IPv6 is disabled on lo: set net.ipv6.conf.lo.disable_ipv6 to 0"
 
 
-def test_routes_that_the_kernel_removed_without_a_notification_are_missing_at_the_next_read(driver: routes.RouteDriver) -> None:
+def test_the_next_read_shows_that_the_kernel_has_removed_routes_without_a_notification(driver: routes.RouteDriver) -> None:
     apply(driver, Verb.ADD, LocalRoutes.of(V4, V6))
     assert driver.observe_changed() == {V4, V6}
     assert driver.observe_changed() is None
@@ -194,7 +196,7 @@ def test_thousands_of_routes_are_added_and_removed(driver: routes.RouteDriver) -
     assert driver.observe() == set(some[300:2000])
 
 
-def test_routes_with_a_lost_answer_are_errors() -> None:
+def test_adding_or_removing_a_route_fails_if_the_answer_is_lost() -> None:
     driver = routes.RouteDriver(lambda _protocol: fake_netlink.FakeSocket(lambda _: [fake_netlink.OVERRUN]))
     for verb in (Verb.ADD, Verb.REMOVE):
         outcomes = apply(driver, verb, LocalRoutes.of(V4, V6))
@@ -221,7 +223,9 @@ def place(address: Address, index: int = 1, metric: int = 1024) -> bytes:
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EAFNOSUPPORT])
-def test_a_family_without_a_table_has_no_routes_and_unfiltered_listings_are_filtered_by_the_driver(number: int) -> None:
+def test_a_family_without_a_routing_table_has_no_routes_and_the_driver_filters_the_listing_of_the_other_family(
+    number: int,
+) -> None:
     found = [
         header() + place(V4),
         header() + place(OTHER_V4, index=2),

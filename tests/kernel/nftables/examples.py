@@ -13,7 +13,7 @@ REAL = [
     pytest.mark.usefixtures("network_namespace"),
     pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
 ]
-"""Marks a module that uses the real nf_tables of this machine, in a separate network namespace."""
+"""The marks of test modules that use the real nf_tables of this machine, in a separate network namespace."""
 CLUSTER = "KUBE-CLUSTER-IP"
 nft = functools.partial(run, "nft")
 
@@ -24,7 +24,7 @@ def load(text: str) -> None:
 
 
 def entry(number: int, name: str = CLUSTER) -> SetEntry:
-    """One of many entries of a set of addresses and ports."""
+    """The entry with this number, for a set of addresses and ports."""
     return SetEntry(name, Address((10 << 24 | number).to_bytes(4, "big")), Protocol.TCP, 80)
 
 

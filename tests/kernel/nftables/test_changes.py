@@ -67,9 +67,7 @@ def test_each_kind_of_change_to_our_table_by_other_programs_is_reported(driver: 
     assert not changes.read(), "it is told once"
 
 
-def test_changes_in_other_tables_are_ignored_and_no_set_is_read_because_of_them(
-    driver: NftDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_in_other_tables_do_not_cause_a_read_of_our_sets(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = changes_of(driver)
     assert set(observe_changed(driver.sets, IP_SETS)) == set(IP_SETS)
     load("table ip ipvsproxy { }\ntable inet theirs { set KUBE-CLUSTER-IP { type ipv4_addr; elements = { 10.0.0.1 }; }; }\n")
@@ -98,7 +96,7 @@ def test_a_set_that_another_program_changes_is_read_after_the_notification(drive
 
 
 class Failing:
-    """A socket whose reads fail with these errors, one after the other. A read after the last error would wait."""
+    """A socket whose reads fail with these errors, one after the other. A read after the last error would block."""
 
     def __init__(self, *numbers: int) -> None:
         self.numbers = list(numbers)
@@ -132,7 +130,7 @@ def test_a_broken_socket_is_closed_and_every_later_query_assumes_a_change() -> N
     assert changes.read(), "whoever still asks is told that anything may have changed"
 
 
-def test_a_kernel_that_sends_no_notifications_is_not_an_error() -> None:
+def test_a_kernel_that_sends_no_notifications_causes_no_error() -> None:
     changes = NftChanges((), Mock(side_effect=PermissionError(errno.EPERM, os.strerror(errno.EPERM))))
     assert (changes.count, changes.fileno(), changes.reason) == (None, None, "Operation not permitted")
     changes.close()

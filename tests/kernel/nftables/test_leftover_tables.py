@@ -53,7 +53,7 @@ def test_kube_proxys_table_is_recognised_and_removed_and_all_other_tables_stay(p
 
 
 @PLACES
-def test_a_table_that_is_not_kube_proxys_is_not_removed(place: TablePlace) -> None:
+def test_a_table_that_kube_proxy_has_not_created_is_not_removed(place: TablePlace) -> None:
     load(f"table {place.table} {{ chain services {{ }}\n }}\n")
     subject = LeftoverTables()
     table = subject.read(place)
@@ -92,7 +92,7 @@ def test_a_table_that_keeps_changing_is_not_removed_and_causes_an_error() -> Non
 
 
 @pytest.mark.parametrize(("number", "is_absent"), [(errno.EINVAL, True), (errno.ENOBUFS, False)])
-def test_an_error_means_that_no_table_exists_only_if_the_kernel_has_no_nf_tables(
+def test_a_failed_read_of_tables_counts_as_no_tables_only_if_the_kernel_has_no_nf_tables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, *, is_absent: bool
 ) -> None:
     generation = Mock(side_effect=KernelError(action="read the generation of nf_tables", errno=number))
@@ -110,7 +110,7 @@ def test_an_error_means_that_no_table_exists_only_if_the_kernel_has_no_nf_tables
         subject.read(IPV4)
 
 
-def test_tables_are_named_in_the_terms_that_operators_use() -> None:
+def test_logs_and_messages_name_a_leftover_table_by_its_family_and_its_nft_name() -> None:
     assert (str(IPV4), IPV4.where, IPV4.variant) == ("nftables IPv4", "the table ip kube-proxy", "nftables")
     assert (str(IPV6), IPV6.where) == ("nftables IPv6", "the table ip6 kube-proxy")
     assert [place.family for place in (IPV4, IPV6)] == list(Family)

@@ -95,15 +95,15 @@ def test_the_text_of_the_longest_rule_fits_into_its_comment(family: Family) -> N
 
 @FAMILIES
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
-def test_no_two_successive_rules_are_equal_because_both_would_have_the_same_fingerprint(
-    family: Family, settings: Settings
-) -> None:
+def test_successive_rules_differ_because_equal_rules_would_have_the_same_fingerprint(family: Family, settings: Settings) -> None:
     chains = every_rule(family, settings).chains.values()
     assert not [one for rules in chains for one, other in itertools.pairwise(rules) if one == other]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
-def test_a_saved_rule_set_can_be_loaded_and_differences_are_repaired(driver: NftRulesDriver, settings: Settings) -> None:
+def test_after_a_saved_rule_set_is_loaded_sets_are_complete_and_changed_rules_are_repaired(
+    driver: NftRulesDriver, settings: Settings
+) -> None:
     wanted = {family: every_rule(family, settings) for family in Family}
     assert [apply(driver, Verb.SET, one).error for one in wanted.values()] == ["", ""]
     entries = [an_entry_of(ip_set) for ip_set in IP_SETS.values()]
@@ -112,7 +112,7 @@ def test_a_saved_rule_set_can_be_loaded_and_differences_are_repaired(driver: Nft
         before = sets.observe(tuple(IP_SETS))
         saved = nft("list", "ruleset")
         nft("flush", "ruleset")
-        load(saved)  # as a booting host does
+        load(saved)  # a booting host loads saved rules in the same way
         assert sets.observe(tuple(IP_SETS)) == before
         assert {one.set for one in entries} == {name for name, one in before.items() if one.entries}
     for family, one in wanted.items():
@@ -275,7 +275,7 @@ def test_our_rules_are_written_even_if_other_rules_change_all_the_time(
     assert driver.observe(Family.IPV4) == few_rules(Family.IPV4).in_force
 
 
-def test_a_rule_that_refers_to_an_unknown_set_prevents_writing_only_the_rules_of_its_family(driver: NftRulesDriver) -> None:
+def test_if_a_rule_refers_to_an_unknown_set_only_the_rules_of_the_same_family_are_not_written(driver: NftRulesDriver) -> None:
     rule = Rule(set=SetMatch("THEIRS", (Side.DESTINATION,)), target=Verdict.DROP)
     wrong = Skeleton(family=Family.IPV4, chains={skeleton.CHAINS[0]: (rule,)}, jumps=())
     outcomes = driver.apply([Operation(Verb.SET, wrong), Operation(Verb.SET, few_rules(Family.IPV6))])
@@ -386,7 +386,9 @@ def test_cleanup_covers_only_the_backends_that_may_hold_our_objects(tmp_path: pa
         (errno.ENOBUFS, "read the generation of nf_tables: No buffer space available", False),
     ],
 )
-def test_a_kernel_that_does_not_show_nf_tables_has_no_rules(number: int, reason: str, *, is_certain: bool) -> None:
+def test_the_rules_of_nftables_are_not_usable_if_the_generation_of_nf_tables_cannot_be_read(
+    number: int, reason: str, *, is_certain: bool
+) -> None:
     made = NftRulesDriver(chains=(), jumps=(), connect=fake_netlink.refusing(number))
     assert made.usable(Family.IPV4) == Refusal(reason, is_certain=is_certain)
 
@@ -399,7 +401,7 @@ def test_a_kernel_that_does_not_show_nf_tables_has_no_rules(number: int, reason:
         ({0: errno.ENOMEM}, "the kernel refuses rules of nf_tables: Cannot allocate memory", False),
     ],
 )
-def test_the_reason_is_given_if_the_kernel_refuses_a_trial_write_of_rules(
+def test_if_the_kernel_refuses_a_trial_write_of_rules_the_refusal_contains_the_reason(
     monkeypatch: pytest.MonkeyPatch, failed: dict[int, int], reason: str, *, is_certain: bool
 ) -> None:
     monkeypatch.setattr(nft_message, "run", lambda *_: failed)
@@ -426,7 +428,7 @@ def test_a_table_that_cannot_be_read_does_not_count_as_absent(
     ("number", "has_nf_tables", "backend"),
     [(errno.EINVAL, True, Backend.NFTABLES), (errno.EINVAL, False, Backend.IPTABLES), (errno.ENOBUFS, True, Backend.IPTABLES)],
 )
-def test_iptables_is_left_out_of_the_cleanup_only_if_it_certainly_has_no_chains_and_nf_tables_exists(
+def test_cleanup_skips_iptables_only_if_iptables_certainly_has_no_chains_and_the_kernel_has_nf_tables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, number: int, backend: Backend, *, has_nf_tables: bool
 ) -> None:
     refuse = Mock(side_effect=KernelError(action="", errno=number))
@@ -438,7 +440,7 @@ def test_iptables_is_left_out_of_the_cleanup_only_if_it_certainly_has_no_chains_
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
-def test_cleanup_reads_only_legacy_tables_that_exist(tmp_path: pathlib.Path, family: Family) -> None:
+def test_cleanup_covers_iptables_if_one_of_its_legacy_tables_exists(tmp_path: pathlib.Path, family: Family) -> None:
     (tmp_path / "proc/thread-self/net").mkdir(parents=True)
     name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
     (tmp_path / "proc/thread-self/net" / name).write_text("nat\n")

@@ -81,7 +81,7 @@ def test_entries_of_a_missing_set_fail_and_entries_of_other_sets_succeed(driver:
 
 @pytest.fixture
 def transaction(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """The function that sends a transaction, which counts its calls."""
+    """A mock of the function that sends a transaction. The mock counts the calls."""
     run = Mock(wraps=nft_message.run)
     monkeypatch.setattr(nft_message, "run", run)
     return run
@@ -197,7 +197,7 @@ def test_a_large_set_is_dumped_until_two_successive_dumps_are_equal(
     assert pauses_s == [one for one in nft_sets.PAUSES_S[:5] if one]
 
 
-def test_a_set_is_not_removed_in_one_transaction_with_other_operations(driver: NftSetsDriver) -> None:
+def test_the_removal_of_a_set_is_not_sent_in_one_transaction_with_other_operations(driver: NftSetsDriver) -> None:
     assert driver.messages([Operation(Verb.REMOVE, IP_SETS[CLUSTER])]) is None
 
 
@@ -291,7 +291,7 @@ def test_elements_behind_a_catch_all_element_are_read() -> None:
 
 
 def test_a_catch_all_element_is_removed_together_with_thousands_of_entries(driver: NftSetsDriver) -> None:
-    """No message may be longer than permitted, even if it contains the catch-all element, which is shorter than an entry."""
+    """The catch-all element is shorter than an entry, but a message with this element must not exceed the limit, either."""
     many = [entry(number) for number in range(5000)]
     apply(driver, Verb.ADD, IP_SETS[CLUSTER], SetEntries.of(*many))
     add_catch_all(CLUSTER)
@@ -299,7 +299,9 @@ def test_a_catch_all_element_is_removed_together_with_thousands_of_entries(drive
     assert driver.observe([CLUSTER])[CLUSTER].entries == set()
 
 
-def test_our_table_is_removed_with_its_last_set_if_no_other_program_has_a_chain_in_it(driver: NftSetsDriver) -> None:
+def test_our_table_is_removed_together_with_its_last_set_unless_another_program_has_a_chain_in_the_table(
+    driver: NftSetsDriver,
+) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
     assert nft("list", "tables") == ""

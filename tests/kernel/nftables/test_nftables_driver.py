@@ -133,7 +133,7 @@ def test_a_change_by_another_program_during_a_write_is_not_an_error(driver: NftD
     assert entry(8) in held(driver)
 
 
-def test_entries_written_together_with_rules_and_deleted_by_another_program_are_missing_in_the_next_poll(
+def test_the_next_poll_shows_that_another_program_has_deleted_entries_that_were_written_together_with_rules(
     driver: NftDriver,
 ) -> None:
     driver.apply([*SETS, entries(Verb.ADD, 1)])
@@ -143,7 +143,7 @@ def test_entries_written_together_with_rules_and_deleted_by_another_program_are_
     assert observe_changed(driver.sets, [CLUSTER]) == before
 
 
-def test_a_transaction_for_an_outdated_generation_is_refused_and_keeps_the_socket_open(driver: NftDriver) -> None:
+def test_the_refusal_of_a_transaction_for_an_outdated_generation_does_not_close_the_socket(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     ports = set(driver._ports)
     for _ in range(3):
@@ -208,7 +208,7 @@ def test_a_set_that_cannot_be_replaced_because_a_rule_of_another_program_uses_it
 
 
 def assert_set_waits_for_rules(driver: NftDriver) -> None:
-    """A set with another definition is replaced only in the same transaction in which its rules are written anew."""
+    """A set with another definition is replaced only in a transaction that also writes the rules that use the set."""
     before = nft("--stateless", "list", "ruleset")
     (outcome,) = driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER])])
     assert "a set of this name exists" in outcome.error

@@ -29,7 +29,7 @@ TO_PORT_FROM = (Side.DESTINATION, Side.DESTINATION, Side.SOURCE)
 
 
 @pytest.mark.parametrize("family", Family, ids=str)
-def test_prefix_lengths_are_looked_up_from_the_longest_to_the_shortest_with_a_masked_address(family: Family) -> None:
+def test_the_address_is_looked_up_masked_to_each_prefix_length_from_the_longest_to_the_shortest(family: Family) -> None:
     match = SetMatch(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, family).name, TO_PORT_FROM)
     rules = nft_rule.expand(Rule(set=match, target=Verdict.RETURN), family, "filter")
     assert len(rules) == family.bits
@@ -81,7 +81,7 @@ def test_every_match_is_used_by_an_example_rule() -> None:
     assert given == {field.name for field in dataclasses.fields(Rule)} - {"target"}
 
 
-def test_the_number_of_the_encoding_changes_with_the_expressions_of_any_rule() -> None:
+def test_the_encoding_number_must_be_increased_if_the_expressions_of_any_rule_change() -> None:
     """If this test fails because the expressions of a rule have changed, increase ``ENCODING`` and record the new digest."""
     made = [
         b"".join(one)
