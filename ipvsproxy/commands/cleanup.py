@@ -67,7 +67,8 @@ ONLY_OWN = EVERYTHING._replace(only_own=True)
 ONLY_OWN_OF_IPTABLES = Extent(
     (*skeleton.SCOPE_CHAINS, *skeleton.DIRECT_CHAINS), (*skeleton.SCOPE_JUMPS, *skeleton.DIRECT_JUMPS), SCOPE_KINDS, only_own=True
 )
-"""The objects that kube-proxy does not know: second scopes in iptables and ipset, all rules and sets in another backend."""
+"""The objects that kube-proxy does not know: in iptables and ipset, the objects of second scopes and of direct return; in another
+backend, all rules and sets."""
 
 
 class NodeToClean(NamedTuple):

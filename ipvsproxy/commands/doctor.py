@@ -26,7 +26,7 @@ from ipvsproxy.translate import skeleton, view
 from ipvsproxy.translate.translation_settings import Binding, TrafficScopes
 
 FEW = 3
-"""The most names in a sentence about several things."""
+"""The largest number of names that a sentence lists."""
 
 _FORWARDING = "net/ipv6/conf/all/forwarding"
 _LOOPBACK_IPV6 = "net/ipv6/conf/lo/disable_ipv6"

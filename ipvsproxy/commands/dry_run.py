@@ -29,11 +29,11 @@ from ipvsproxy.reconcile import survey
 from ipvsproxy.store.objects import Changes
 
 PATIENCE_S = 5.0
-"""The pause between a change, or a comparison, and the next comparison."""
+"""The time from a change, or from a comparison, to the next comparison."""
 OTHER_PORTS = {10256: 10356, 10249: 10349}
 """Replacements of kube-proxy's default ports. Any other port is the operator's choice, and does not change."""
 SHOWN = 5
-"""The largest number of new differences of a comparison that each have a log line."""
+"""The largest number of new differences that a comparison logs, each in a separate line."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -33,13 +33,14 @@ from ipvsproxy.daemon.sources.watch import HttpConnection, KubernetesSource, sta
 from ipvsproxy.model.kind import counted
 
 PARALLEL = 64
-"""The most nodes that are asked at the same time: more would take many seats of the API server's priority and fairness."""
+"""The largest number of requests that run at the same time. More requests would take too many of the seats that the API server's
+priority and fairness gives to clients."""
 TIMEOUT_S = 5.0
 """The longest wait for the whole answer of a node."""
 MOST_BYTES = 64 << 10
-"""The longest answer of a node that is read."""
+"""The size up to which an answer of a node is read, in bytes."""
 RECENT = dt.timedelta(minutes=10)
-"""A node is drifting for this time after another program's changes were last found."""
+"""A node counts as drifting for this time after ipvsproxy last found changes by another program."""
 ROLE = "the right to get pods/proxy in the namespace is needed, and to list pods without --pods; docs/commands.md has a Role"
 _GONE = ("Succeeded", "Failed")
 

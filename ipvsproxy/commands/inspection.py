@@ -76,7 +76,7 @@ class Comparison:
         self._translator = Translator(choices=node.choices, store=node.store, reconciler=self._reconciler)
         self._translator.put_node()
         self.carried: frozenset[Address] = frozenset()
-        """The addresses of this node's interfaces, and our local routes."""
+        """The addresses of this node's interfaces, and the destinations of ipvsproxy's local routes."""
         self.interface_addresses: Sequence[InterfaceAddress] = ()
 
     @property
@@ -215,8 +215,8 @@ async def following(
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Fill the store with the first lists, and keep the store up to date while the ``with`` block runs.
 
-    ``changed`` is called after each change; ``silent`` is called if the first list of a kind does not arrive. The ``with``
-    statement yields the task that receives changes; the task ends only if it fails.
+    ``changed`` is called after each change; ``silent`` is called if the first list of a kind of API objects does not arrive. The
+    ``with`` statement yields the task that receives changes; the task ends only if it fails.
 
     Raises:
         CannotStartError: the first lists did not arrive.

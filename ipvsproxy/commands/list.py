@@ -66,7 +66,10 @@ class _Names(NamedTuple):
         return query.matches(service, self.store.slices_of(service.name), has_problems=has_problems)
 
     def virtual_server(self, row: VirtualServerRow) -> Document:
-        """The owner of a virtual server, and the virtual server's problem; without an owner, all names are null."""
+        """The owner of a virtual server, and the virtual server's problem.
+
+        If no Service owns the virtual server, all names are null.
+        """
         key = row.key
         sides = self.survey.sides(key)
         name = sides.desired.owner.service if sides.desired else None

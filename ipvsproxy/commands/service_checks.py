@@ -56,9 +56,9 @@ _REFUSED = {
     "forward": "what pods send, and the answers of Services,",
     "output": "what IPVS sends to endpoints, and the connections of this host,",
 }
-"""The packets of Services that pass a hook."""
+"""A description of the packets of Services that pass each hook."""
 MOST_COLLISIONS = 20
-"""The number of collisions that ``doctor`` names."""
+"""The largest number of collisions that ``doctor`` describes."""
 
 
 class Collision(NamedTuple):
@@ -98,7 +98,8 @@ def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
 
 
 LARGEST_PACKET = 1500
-"""The bytes of the largest packets by tunnel that TCP clients of direct return send (``skeleton`` limits their segments)."""
+"""The size in bytes of the largest tunnelled packet from a TCP client of direct return; rules of ``skeleton`` limit the segments
+of these clients."""
 
 
 def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:
@@ -109,7 +110,7 @@ def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:
 
 
 def judge_direct_return(settings: Settings, view: NodeView, node: Node | None, mtu: int) -> Iterator[Finding]:
-    """Whether this node can take part in direct return, and whether the other nodes know that this node can.
+    """Whether this node can take part in direct return, and whether its Node object announces this to the other nodes.
 
     ``mtu`` is the value that ``mtu_of`` returns.
     """

@@ -21,8 +21,8 @@ PAGE_SIZE = 200
 """The largest page that the daemon gives."""
 RATES_AFTER_S = 1.0
 RATES_TRIED = 10
-"""``top`` without a screen repeats its request at most this many times, with this pause, until the answer has rates. Rates need
-two readings."""
+"""The pause between two requests, and the largest number of requests, while ``top`` without a screen waits for rates. The daemon
+knows rates only after two readings of the counters."""
 NEVER_S = 1e12
 """A time that is later than every point of the node's history."""
 NO_TEXTUAL = (
@@ -35,7 +35,7 @@ PATH = "/ui/api"
 TIMEOUT_S = 5.0
 """The longest wait for the next part of an answer."""
 MOST_BYTES = 16 << 20
-"""The longest answer that is read."""
+"""The size up to which an answer is read, in bytes."""
 
 
 class NoAnswerError(Exception):

@@ -42,7 +42,7 @@ Conn/s Pkt/s B/s
 ONLY_PROBLEMS = "problems:only"
 """The word of a filter that leaves only Services with a problem."""
 LONGEST_FILTER = 200
-"""The daemon accepts no longer filter."""
+"""The largest number of characters in a filter that the daemon accepts."""
 
 
 class Rows(DataTable[Text]):

@@ -21,8 +21,8 @@ been programming a change."""
 async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: float = GRACE_S) -> Sequence[Difference]:
     """Finds the objects that differ from their desired state both now and after a pause.
 
-    If the node has just lost an address, differences at the address's node ports are reported only if the differences still exist
-    ``grace_s`` seconds after that pause.
+    If the node has just lost an address, a difference at a node port of this address is reported only if the difference still
+    exists ``grace_s`` seconds after the pause.
 
     Raises:
         UnknownStateError: the kernel could not be read.

@@ -16,7 +16,7 @@ from ipvsproxy.translate.translation_settings import Binding, DirectReturn, Loca
 
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens on this address
 PROTOCOL, LOWEST_FREE = str(ROUTE_PROTOCOL), 5
-"""The protocol number of our local routes, and the lowest number of programs like ours (include/uapi/linux/rtnetlink.h).
+"""The protocol number of ipvsproxy's local routes, and the lowest number for daemons (include/uapi/linux/rtnetlink.h).
 
 The kernel and administrators use lower protocol numbers.
 """
@@ -326,7 +326,7 @@ OPTIONS: Mapping[str, tuple[Option, ...]] = {
         option._replace(help=why, status=Likeness.WITHOUT_EFFECT) for why, options in WITHOUT_EFFECT.items() for option in options
     ),
 }
-"""The options of ``run`` by section of ``--help``, in its order."""
+"""The options of ``run`` by section of ``--help``, in the order of ``--help``."""
 
 OF_COMMANDS = tuple(
     option._replace(status=Likeness.OWN, overrides_file=True)

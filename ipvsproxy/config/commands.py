@@ -275,7 +275,8 @@ _ipvsproxy() {
 }
 complete -o filenames -F _ipvsproxy ipvsproxy
 """
-"""Bash splits ``--flag=value`` into three words. Without the equals sign, they are completed as ``--flag value``."""
+"""Bash splits ``--flag=value`` into three words. This bash function removes the word ``=``, so that the value is completed as in
+``--flag value``."""
 
 
 def render_completion(shell: str) -> str:

@@ -202,8 +202,8 @@ _SCALARS: Mapping[Kind, tuple[tuple[str, ...], str]] = {
     Kind.DURATION: ((_STRING,), "a duration such as 30s, 1m30s or 1h"),
     Kind.QUANTITY: ((_STRING, _INTEGER, _FLOAT), "a number of bytes such as 512, 1k or 2Ki"),
 }
-"""The kinds whose values are written in a file as in a flag. For each kind: the types that a value may have in YAML, and a
-description of valid values."""
+"""The kinds of options whose values have the same syntax in a file and in a flag. Each kind has the YAML types that a value may
+have, and a description of valid values."""
 _READERS: Mapping[Kind, Callable[[yaml.Node], Value]] = {
     Kind.BOOLEAN: _read_boolean,
     Kind.NUMBER: _read_number,

@@ -282,7 +282,7 @@ class Option(NamedTuple):
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def default_in(self, *, file: bool) -> str:
-        """The default of the option's field in a file or of the option's flag, as the text of a flag's value."""
+        """The default of the option, in the syntax of a flag's value; ``file`` means that a configuration file is given."""
         return self.file_default if file and self.file_default is not None else self.default
 
     @property

@@ -38,7 +38,8 @@ _INTERFACE_NAMES: Mapping[LocalMode, tuple[str, int]] = {
     # A rule appends a plus sign to the prefix, and the plus sign counts towards iptables' limit.
     LocalMode.INTERFACE_NAME_PREFIX: ("detectLocal.interfaceNamePrefix", 14),
 }
-"""The option that names the interfaces of a mode, and the longest name in bytes."""
+"""For each mode that recognises local pods by their interface: the option that names the interfaces, and the length in bytes of
+the longest accepted name."""
 _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}", re.ASCII)
 _EXTERNAL_IPS_GATE = "AllowServiceExternalIPs"
 IPVS_SYSCTLS = {"sloppy_sctp": range(2), "sloppy_tcp": range(2), "conn_lfactor": range(-8, 9), "svc_lfactor": range(-8, 9)}

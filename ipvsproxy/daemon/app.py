@@ -45,7 +45,7 @@ from ipvsproxy.store.guard import Guard
 from ipvsproxy.store.objects import Store
 
 SCHEDULER_MISSING, API_SERVER_HIDDEN, HOST_PORTS_FIRST = "SchedulerMissing", "ApiServerHidden", "HostPortsFirst"
-"""The reasons of notices."""
+"""The reasons of the Kubernetes events that this module records."""
 
 
 def run(config: Config, read_again: Callable[[], Config]) -> int:

@@ -31,7 +31,8 @@ from ipvsproxy.store.objects import Complaint, Store
 from ipvsproxy.translate.services.refusal import WAYS_OUT
 
 CONTROLLER = "kube-proxy"
-"""The controller of all events: operators and their tools know this name. The instance has the name of the node."""
+"""The name of the controller in all events, which operators and their tools know from kube-proxy. The name of the instance also
+contains the name of the node."""
 LONGEST_NOTE = 1024
 """The longest note of an event in bytes; the API server refuses longer notes (pkg/apis/core/validation in
 kubernetes/kubernetes)."""
@@ -41,10 +42,11 @@ BURST, REFILL_S = 25, 1.0
 OBJECT_BURST, OBJECT_REFILL_S = 5, 300.0
 """Rate limit of each object."""
 MOST_OBJECTS = 1000
-"""The number of objects whose rate limits are remembered, and of dropped events that are counted."""
+"""The largest number of objects whose rate limits are remembered, and the largest number of different events whose repetitions
+are counted."""
 MOST_PENDING = 500
 SPREAD_S = 30.0
-"""The longest random delay of an event of all nodes."""
+"""The longest random delay of an event that every node records."""
 CONFLICT = "status 409"
 
 
@@ -175,7 +177,7 @@ def _render_time(epoch_s: float) -> str:
 
 
 SET_FULL = (4352, errno.ENOSPC)
-"""The errors of a full set: IPSET_ERR_HASH_FULL, and ENOSPC of a set that gets no memory."""
+"""The error numbers for a full set: IPSET_ERR_HASH_FULL, and ENOSPC if the kernel has no memory for the set."""
 NODE_HIDDEN = "NodeAddressHidden"
 STARTING = "StartKubeProxy"
 """The action in all of kube-proxy's events about its Node."""

@@ -1,4 +1,4 @@
-"""Chooses the backend for the rules and sets of this host, opens its drivers, and finds our objects in the other backend."""
+"""Chooses the backend for the rules and sets of this host, opens the drivers, and finds our objects in the other backend."""
 
 import contextlib
 import errno
@@ -237,7 +237,7 @@ class Driver(Protocol):
 
 
 RulesBackend = RulesDriver | NftRulesDriver
-"""The drivers that read and write rules. Other rooms only see ``model.rules``."""
+"""The drivers that read and write rules. All other packages use only the classes of ``model.rules``."""
 
 
 class ChosenBackend(NamedTuple):

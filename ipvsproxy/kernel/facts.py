@@ -34,9 +34,10 @@ from ipvsproxy.model.state import Observation
 _UP = 0x1  # IFF_UP
 ALL_BITS = 0xFFFFFFFF
 _AFTER_IPVS = frozenset({"FORWARD", "POSTROUTING"})
-"""The built-in chains through which packets do not pass between their arrival and IPVS."""
+"""The built-in chains through which a packet passes only after IPVS has seen the packet."""
 _OURS = re.compile(r"KUBE-(IPVSPROXY-|MARK-|POSTROUTING$)")
-"""Our chains and the kubelet's. The mark bits that they write have a known meaning, or are written after IPVS."""
+"""Our chains and the chains of the kubelet. The mark bits that these chains write have a known meaning, or are written after IPVS
+has seen the packet."""
 _MARK = re.compile(r"-j (?:MARK --set-xmark|TPROXY .*--tproxy-mark) (0x[0-9a-f]+)/(0x[0-9a-f]+)")
 _RESTORED = re.compile(r"-j CONNMARK --restore-mark(?: --nfmask (0x[0-9a-f]+))?")
 _MAPPED = re.compile(r"-j SET --map-set \S+ \S+ .*--map-mark")

@@ -24,7 +24,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.sets import SetType
 
 MODPROBE_TIMEOUT_S = 30
-"""The longest run of modprobe. Loading modules early is optional, so a modprobe that hangs is killed."""
+"""The longest time for which modprobe may run. A modprobe that hangs is killed, because loading modules early is optional."""
 _NOT_FOUND = re.compile(r"Module (\S+) not found")
 
 MODULES = (
@@ -57,9 +57,9 @@ NFTABLES_MODULES = (
 """The modules that IPVS and the rules and sets of nftables need."""
 
 MODULES_BY_FAMILY = ("nf_conntrack_ipv4", "nf_conntrack_ipv6")
-"""The further modules that connection tracking needs before Linux 4.19.
+"""The additional modules that connection tracking needs before Linux 4.19.
 
-Without them, the settings of connection tracking only appear with the first rule in ``nat``.
+Without these modules, the sysctls of connection tracking exist only after the first rule was added to ``nat``.
 """
 _ONE_CONNECTION_MODULE = (4, 19)
 """The first Linux version in which ``nf_conntrack`` tracks both families (net/netfilter/nf_conntrack_proto.c, a0ae2562c6c4)."""

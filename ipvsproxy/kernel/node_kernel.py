@@ -37,7 +37,7 @@ from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
 
 SETS_AT_ONCE = 5
-"""The number of sets, out of 34, in one part of a poll: each takes three system calls."""
+"""The number of sets, out of 34, that one part of a poll reads. Each set takes three system calls."""
 
 _Part = dict[str, Any]
 """Fields of an ``Observation`` by name."""

@@ -21,7 +21,8 @@ from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_network
 
 _RECEIVING = {Protocol.TCP: ("tcp", "0A"), Protocol.UDP: ("udp", "07")}
-"""The table in ``/proc/net``, and the state of a socket that takes packets of all clients (TCP_LISTEN, TCP_CLOSE)."""
+"""For each protocol: the table in ``/proc/net``, and the state of a socket that receives packets from all clients (TCP_LISTEN,
+TCP_CLOSE)."""
 _MAPPED = bytes(10) + b"\xff\xff"
 _OURS = re.compile(r"-A KUBE-")
 """Chains of ipvsproxy, of the kubelet and of kube-proxy."""

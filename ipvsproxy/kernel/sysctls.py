@@ -25,7 +25,8 @@ _REMEDIES: Mapping[int, str] = {
 }
 _FLAGS_OF_DEVICE = re.compile(r"/sys/class/net/([^/]+)/flags")
 _UP_AND_NOARP = 0x81
-"""IFF_UP and IFF_NOARP. Other flags come and go: a program that listens on a device sets IFF_PROMISC."""
+"""IFF_UP and IFF_NOARP. All other flags are ignored, because other programs change flags: for example, a program that listens on
+a device sets IFF_PROMISC."""
 _SET_FLAGS = 0x8914
 """SIOCSIFFLAGS of linux/sockios.h."""
 _RECORDING_DEVICE = TUNNEL_RECORD.split("/")[-2]

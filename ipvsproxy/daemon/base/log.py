@@ -15,19 +15,21 @@ import structlog
 from ipvsproxy.daemon.base.timing import RateLimits
 
 CHANGES_VERBOSITY = 2
-"""From this ``-v`` on, the log has health-check ports that open or close, addresses that go, and rules that change."""
+"""From this verbosity (``-v``) on, the log reports opened and closed health-check ports, removed addresses, and changed rules."""
 DEBUG_VERBOSITY = 4
-"""From this ``-v`` on, the log has each received event, each translated Service and each operation, as klog does."""
+"""From this verbosity (``-v``) on, the log reports each received event, each translated Service and each operation, as klog
+does."""
 REPEAT_S = 300.0
-"""The time in which a library's text is not logged again: some libraries log the same text with every request."""
+"""The time for which a text that a library has logged is not logged again, because some libraries log the same text with every
+request."""
 MOST_TEXTS = 100
-"""How many texts are remembered."""
+"""The largest number of texts of libraries that are remembered."""
 MOST_WAITING = 1 << 20
-"""How many characters wait for a slow reader: some 5,000 lines."""
+"""The largest number of characters that wait for a slow reader of the log; this is about 5,000 lines."""
 FULL_PAUSE_S = 0.02
 STANDARD_ERROR = 2
 LAST_LINES_S = 0.5
-"""The longest time for which the end of a process waits for a slow reader."""
+"""The longest time for which a process waits for a slow reader of the log before the process ends."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 """The logger of the daemon and of the commands."""

@@ -107,8 +107,8 @@ async def until_readable(descriptor: int) -> None:
 SLICE_S = 0.002
 """The longest time that work may take without a pause.
 
-A timer can be late by three slices: its time comes in the first, the loop notices in the second, and its task wakes after the
-third.
+A timer can be late by three slices: the timer expires during the first slice, the event loop runs the timer's callback after the
+second slice, and the waiting task runs after the third slice.
 """
 
 

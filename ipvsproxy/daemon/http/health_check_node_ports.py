@@ -31,7 +31,7 @@ NOT_DESIRED = Answer(UNAVAILABLE, b"", TEXT)
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 CONNECTIONS = 256
-"""The most connections of all ports together."""
+"""The largest number of connections that all health-check node ports have together."""
 
 Open = Callable[[Address, int, Callable[[], Answer]], Awaitable[Listener]]
 """Opens a listener with this answer on an address and port of one family; raises OSError."""
@@ -79,8 +79,8 @@ class HealthChecks:
     def put(self, checks: Mapping[HealthCheckPort, HealthCheck], addresses: Mapping[Family, tuple[Address, ...]]) -> None:
         """Set the desired health checks of all Services, and the addresses on which all ports listen, by IP family.
 
-        The caller may change the mapping, and pass the same mapping again. The unspecified address means all addresses of its
-        family.
+        The caller may change the mapping ``checks``, and pass the same mapping again. The unspecified address means all addresses
+        of its family.
         """
         self._desired, self._addresses = checks, addresses
         self._changed.set()

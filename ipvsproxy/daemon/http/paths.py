@@ -32,9 +32,9 @@ NEVER = "0001-01-01T00:00:00Z"
 
 OK_PAGE = Answer(OK, b"ok", TEXT)
 PING_PAGE = Answer(OK, b"[+]ping ok\nhealthz check passed\n", TEXT)
-"""``/healthz?verbose`` of the metrics server, with the name of its one check."""
+"""The answer of the metrics server to ``/healthz?verbose``, with the name of the server's only check."""
 METHOD_PAGE = Answer(NOT_ACCEPTABLE, b"unsupported http method\n", TEXT)
-"""The answer to other methods where only PUT is supported; the code is kube-proxy's."""
+"""The answer to any other method at a path that supports only PUT; kube-proxy has the same HTTP status."""
 NOT_FOR_MACHINES = "Warning: for people who debug; no program should rely on how this looks."
 MODE_PAGE = Answer(OK, b"ipvs", TEXT)
 UI = "/ui/"
@@ -180,7 +180,7 @@ def livez(status: Status, **more: object) -> Answer:
 
 
 _version = functools.cache(functools.partial(importlib.metadata.version, "ipvsproxy"))
-"""The version of this process. Each call of the library would read a file."""
+"""Returns the version of this process. The result is cached, because each call of the library would read a file."""
 
 
 def _for_fleet(status: Status, digest: str) -> Mapping[str, object]:

@@ -32,13 +32,14 @@ JSON = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
 TEXT = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
 HTML = {"Content-Type": "text/html; charset=utf-8", "X-Content-Type-Options": "nosniff"}
 CONNECTIONS = 64
-"""The largest number of connections of each of the two servers. Each server has a sixteenth of the descriptors at most."""
+"""The largest number of connections of each of the two servers. Each server also uses at most a sixteenth of the process's file
+descriptors."""
 IDLE_S = 75.0
-"""The longest time for a request, counted from the answer before it."""
+"""The longest time from an answer until the next request on the same connection has arrived."""
 ANSWER_S = 10.0
-"""The longest time for an answer, until the client has read it."""
+"""The longest time until a client has read an answer."""
 CLOSE_S = 0.5
-"""The longest wait for a running answer when a server closes."""
+"""The longest time for which a closing server waits for requests that it is answering."""
 HEADERS = 64
 HEADER_BYTES = 8190
 BODY_BYTES = 64
@@ -46,7 +47,7 @@ BACKLOG = 128
 RETRY_S = 5.0
 """The pause between two attempts to listen, as in kube-proxy."""
 NO_ROOM_S = 0.1
-"""The pause after a connection for which the host has no descriptor or no memory."""
+"""The pause before connections are accepted again, if the host had no file descriptor or no memory for a connection."""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 _silent = logging.getLogger(f"{__name__}.requests")

@@ -13,21 +13,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 YOUNG_OBJECTS = 2_000
-"""The number of new objects that starts a round over the youngest objects.
+"""The number of new objects after which the youngest generation of objects is collected.
 
 One change of a large Service reaches Python's default of 700 several times.
 """
 ROUNDS_BETWEEN = 0
-"""The number of rounds over objects of one age before a round over the next older age.
+"""The number of collections of one generation of objects before the next older generation is also collected.
 
-The largest round walks three times ``YOUNG_OBJECTS`` in 6 ms (with Python's default: 400 ms).
+The largest of these collections walks three times ``YOUNG_OBJECTS`` in 6 ms (with Python's default: 400 ms).
 """
 THAW_INTERVAL_S = 24 * 3600.0
-"""Once a day, a round walks all objects, which takes half a second with 10,000 Services."""
+"""The time between two collections of all objects, each of which takes half a second with 10,000 Services."""
 
 _OLDEST = 2
 _ROUNDS_HAVE_AGES = sys.version_info < (3, 14)
-"""The first version of Python that walks old objects in steps."""
+"""Whether Python collects a whole generation at once; since version 3.14, Python walks old objects in steps."""
 
 
 @contextlib.contextmanager
@@ -45,8 +45,8 @@ def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Cal
             gc.freeze()
 
     def collect_nothing() -> None:
-        # Python postpones the next full collection until the new objects are a quarter of the objects that survived the last full
-        # collection. Full collections would become rare if objects survived them, so surviving objects are frozen.
+        # Python postpones the next full collection until there are a quarter as many new objects as objects that survived the
+        # last full collection. Full collections would become rare if objects survived them, so surviving objects are frozen.
         gc.freeze()
         gc.collect()
 

@@ -36,15 +36,15 @@ from ipvsproxy.store.objects import Complaint
 BURST, REFILL_S = 1000, 0.1
 """The rate limit of lines about objects and failures: the number of lines at once, and then the seconds for each further line."""
 SUBJECT_BURST, SUBJECT_REFILL_S = 5, 60.0
-"""Rate limit of each object's complaints, and of conflicts about one address and port."""
+"""The rate limit of complaints about one object, and of conflicts about one address and port."""
 MOST_SUBJECTS = 1000
 """The most objects whose rate limits are remembered."""
 SYNCS_BURST, SYNCS_REFILL_S = 60, 1.0
 """The rate limit of lines about syncs. If the minimum interval is 0, there may be a hundred syncs a second."""
 PARTS_SHOWN = 25
-"""The most parts of one object that are logged at once."""
+"""The largest number of invalid parts of one object that are logged at once."""
 PLACES_SHOWN = 5
-"""The most places of returning drift that are logged at once."""
+"""The largest number of places with returning drift that are logged at once."""
 
 
 def log_received(events: Iterable[Event]) -> None:

@@ -41,8 +41,8 @@ RESISTS, COMES_BACK = "leftover_rules_not_removed", "leftover_rules_come_back"
 FOUND = "leftover_table_found"
 OTHER_BACKEND_RESISTS = "other_backend_not_removed"
 USED_SETS_PATIENCE = 5
-"""The number of consecutive failures, because a set is in use, before a failed removal is logged; the rules that use the set are
-usually removed by then."""
+"""A removal that fails because a set is in use is logged only after this number of consecutive failures. By then, the rules that
+use the set have usually been removed."""
 
 AnyPlace = RulesPlace | TablePlace
 

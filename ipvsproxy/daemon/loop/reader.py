@@ -38,19 +38,20 @@ POLL_INTERVAL_S = 3.0
 POLL_INTERVAL_AFTER_FAILURE_S = 10.0
 """The time between two polls while a part cannot be read.
 
-Each poll tries unreadable rules again, which starts a program of iptables, whose time is not in the cost of a reading. Audits
-repeat the whole reading after growing pauses.
+Each poll tries to read unreadable rules again, and starts a program of iptables for this. The processor time of this program is
+not part of the cost of a reading. Audits repeat the whole reading after growing pauses.
 """
 POLL_SHARE, AUDIT_SHARE = 0.05, 0.1
 """The share of one processor for polls of one depth, and for audits.
 
-The longer a reading takes, the rarer readings of its depth are. 10,000 Services of 10 endpoints take 0.2 s on the test kernel if
-all is read, 0.02 s otherwise.
+The longer a reading takes, the less often the kernel is read to the same depth. With 10,000 Services of 10 endpoints, a reading
+of everything takes 0.2 s on the test kernel, and any other reading takes 0.02 s.
 """
 REST_FACTOR = 4
 """The pause after a reading, as a multiple of its cost, up to ``POLL_INTERVAL_S``.
 
-Readings after notifications keep this pause, too: a program that changes the kernel all the time must not cost a processor.
+The pause also applies to readings after notifications. Without the pause, a program that changes the kernel all the time would
+make ipvsproxy use a whole processor.
 """
 SERVERS_AT_ONCE = 50
 """The number of virtual servers whose real servers are read in one part. A part takes about 5 ms, and programming may have to
@@ -169,7 +170,7 @@ class KernelReader:
         self._due_s = [0.0] * len(Depth)
         self._cost_s = [0.0] * len(Depth)
         self.addresses: tuple[InterfaceAddress, ...] = ()
-        """The addresses of all interfaces but our device, as last read."""
+        """The addresses of all interfaces except ipvsproxy's device, as last read."""
         self._has_drifted = False
         self.has_audited = False
         """Whether an audit has ended since the last call of ``synced``."""
@@ -245,8 +246,8 @@ class KernelReader:
                 await self.observe()
                 self.has_audited = True
                 return
-            # The end of this reading sets the time of the next reading, because only then the cost of this reading is known.
-            # Before this end, only a change makes a reading due.
+            # The time of the next reading is set at the end of this reading, because the cost of this reading is known only then.
+            # Until then, only a change makes a reading due.
             self._due_s[: depth + 1] = [math.inf] * (depth + 1)
             if is_audit:
                 self.reconciler.observer.begin_audit()

@@ -50,14 +50,15 @@ class Translator:
         self._complaints: list[Complaint] = []
         self._view: view.NodeView | None = None
         self._unknown_pods: frozenset[Family] = frozenset()
-        """The families of the last log line about local pods that cannot be distinguished from others."""
+        """The IP families in which, at the last check, local pods could not be distinguished from other clients."""
         self._view_inputs: tuple[object, ...] = (None, ())
         self._api_servers: frozenset[RealServerKey] = frozenset()
         """All API servers that were known at any time."""
         self.lingering = Lingering()
-        """The lost addresses that node ports still have; at the end of each grace period, the addresses must be read again."""
+        """The lost addresses on which node ports are still served; at the end of each grace period, the addresses must be read
+        again."""
         self._shared_tunnel = ""
-        """The tunnel device that another program has."""
+        """The tunnel device that belongs to another program; empty if there is none."""
         self._skeleton_inputs: dict[Family, tuple[object, ...]] = {}
         """The values, besides the settings, that determine the rules of an IP family."""
 

@@ -50,7 +50,8 @@ ZERO = Counters()
 
 
 CountedObject = tuple[Hashable, str, Counters | None]
-"""The key of a kernel object, the labels of its series, and its counters; None if the object exists but was not read."""
+"""The key of a kernel object, the labels of its series, and its counters; the counters are None if the object exists but was not
+read."""
 
 
 class Ledger:

@@ -23,17 +23,14 @@ from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Status
 
 FAILED = 1
-"""The exit status if an address cannot be bound with bindAddressHardFail, or if --init-only has failed."""
+"""The exit status if bindAddressHardFail is set and an address cannot be bound, or if --init-only has failed."""
 CANNOT_START = 2
 """The exit status if this process cannot meet a requirement. Nothing was programmed."""
 LAST_ANSWERS_S = 0.5
 """The time for which a stopping process still answers that it is unhealthy."""
 DESCRIPTORS_INTERVAL_S = 5.0
 STOP_WITHIN_S = 1.7
-"""The longest time from the signal to the end.
-
-The end of the process does not wait longer for a kernel or a program that hangs.
-"""
+"""The longest time from a signal to the end of the process, even if a call of the kernel or another program hangs."""
 LARGE_BYTES = 1 << 20
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # the options M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
 

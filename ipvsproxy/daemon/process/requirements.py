@@ -46,11 +46,11 @@ FALLBACK_SCHEDULER = "rr"
 """The scheduler to use if the kernel lacks the configured one: any scheduler is better than none."""
 
 DELAYS_S: Sequence[float] = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5)
-"""The pauses between attempts of a step of the start."""
+"""The pauses between the attempts at one step of the start."""
 
 RULES_PATIENCE_S = 2.0
-"""The longest time for which a program of iptables may delay other work; it takes some tens of milliseconds if its lock is free.
-"""
+"""The longest time for which a program of iptables may delay other work; the program takes some tens of milliseconds if the lock
+of iptables is free."""
 
 SLOW_LOG_S = 60.0
 """The pause between two log lines about a slow kernel."""

@@ -72,8 +72,8 @@ with _in_parts():
 __all__ = ["Configuration", "Credentials", "RESTClientObject", "SourceError"]
 
 PLUGIN_TIMEOUT_S = 15.0
-"""The longest run of a plugin. It is shorter than a command's wait for its first lists, so that the command's last message names
-the plugin."""
+"""The longest time for which a plugin may run. A command waits longer for its first lists, so that the command's last message
+names the plugin."""
 
 
 class PluginError(Exception):

@@ -43,18 +43,20 @@ FIRST_DELAY_S = 0.8
 LONGEST_DELAY_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
 CALM_S = 60.0
-"""A list that is repeated later than this after its end does not continue a series of failures."""
+"""A list continues a series of failures only if it begins within this time after the end of the previous list."""
 SHORTEST_WATCH_S = 1.0
-"""A watch that ends regularly before this time counts as failed: without a pause, the next watch would end as fast."""
+"""A watch that ends regularly within this time counts as failed, so that a pause follows. Without the pause, the next watch would
+probably end as fast."""
 LONGEST_SILENCE_S = 150.0
 """The longest silence of a watch after its first bookmark.
 
 A bookmark comes once a minute: two may be late or lost, but not three.
 """
 BROKEN_WATCH_SPREAD_S = 4.0
-"""The watches of all nodes return within this time to a server that broke them, after the first back-off of each."""
+"""If a server has broken the watches of all nodes, each watch begins again at a random moment within this time after its first
+back-off."""
 CONFIRMATION_SPREAD_S = 45.0
-"""The time over which the second lists of all nodes are spread if all nodes doubt the same list."""
+"""If all nodes doubt the same list, the requests of all nodes for a second list are spread over this time."""
 
 MAY_BE_ANOTHER = frozenset({Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR})
 """The kinds of trouble after which the server may have been restored from a backup."""

@@ -78,7 +78,8 @@ class ApiError(Exception):
 
 
 OnRequest = Callable[[str, str, float, str], None]
-"""Called after each request with its host, its code of HTTP or ``<error>``, its duration in seconds, and its method."""
+"""Called after each request with the request's host, the HTTP status (``<error>`` without an answer), the duration in seconds,
+and the request's method."""
 
 
 class BehindError(ApiError):
@@ -216,13 +217,14 @@ class Staleness:
 
 
 PATIENCE_S = 20.0
-"""The longest silence of the first lists before the silence is logged, or a command gives up."""
+"""The longest time without contact while first lists are missing; after this time, ``run`` logs the silence, and a command gives
+up."""
 PROGRESS_S = 5.0
-"""The pause between two lines of progress of a command."""
+"""The pause between two lines about the progress of a command."""
 REPEAT_S = 300.0
 """The pause between two log lines about the same silence."""
 ANSWERS = frozenset({Trouble.UNAUTHORIZED, Trouble.FORBIDDEN, Trouble.THROTTLED, Trouble.SERVER_ERROR})
-"""The kinds of trouble which show that this node reaches the server, although the server gives no list."""
+"""The kinds of trouble which show that this node reaches the server, although the server does not send a list."""
 
 
 async def wait_for_lists(

@@ -40,15 +40,17 @@ NAMES_TIMEOUT_S = 5
 If the name is not resolved in that time, only the address of the connection is known.
 """
 CREDENTIALS_TIMEOUT_S = 30
-"""The longest time to get credentials from files, an issuer of tokens, or a plugin (which has a shorter bound of its own).
-"""
+"""The longest time to get credentials from files, an issuer of tokens, or a plugin; the time limit of a plugin is shorter."""
 ANSWER_TIMEOUT_S = 60
-"""The longest time until an answer begins, and between two parts of a list: the API server's own bound on a request."""
+"""The longest wait for the beginning of an answer, and between two parts of a list. The API server has the same time limit for a
+request."""
 KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
-"""A peer that has vanished silently is noticed after 30 s, although a watch may be silent for minutes."""
+"""The settings of TCP keepalive. A server that has disappeared without closing the connection is noticed after 30 s, although a
+watch may be silent for minutes."""
 REPEAT_LOG_S = 300.0
 MOST_MESSAGES = 100
-"""The number of logged messages that are remembered: the API server writes them, so there may be any number."""
+"""The largest number of logged messages that are remembered. The number is limited, because the messages come from the API
+server."""
 HEADERS = {"Accept": "application/json;drop=metadata.managedFields, application/json", "User-Agent": "ipvsproxy"}
 """The query parameter that requests objects without managedFields, which make up about a third of a list (KEP-5958).
 
@@ -68,7 +70,7 @@ HINTS: Mapping[Trouble, str] = {
 }
 
 NO_ANSWER = "<error>"
-"""The code in client-go's metrics of a request without an answer."""
+"""The code that client-go's metrics have for a request without an answer."""
 PORTS: Mapping[str, int] = {"http": 80, "https": 443}
 _SocketAddress = tuple[str, int]
 

@@ -37,11 +37,12 @@ SORTED_AT_ONCE = 500
 CONFLICTS_SEEN = 500
 """The largest number of conflicts that are shown at their Services."""
 PENDING_SEEN = 5000
-"""The largest number of pending objects whose Services are searched for: at a start, all objects are pending."""
+"""The largest number of pending objects whose Services are determined; the number is limited, because at a start all objects are
+pending."""
 
 
 LONGEST_QUERY = 253
-"""The most characters of a text to search for."""
+"""The largest number of characters in the text of a search."""
 _ADDRESS_START = re.compile(r"[0-9]+\.[0-9.]*|[0-9a-f]*:[0-9a-f:.]*")
 
 
@@ -133,10 +134,10 @@ class Board:
         self._troubles = troubles
         self._rows: dict[ServiceName, BoardRow] = {}
         self._dirty: dict[ServiceName, None] = {}
-        """The rows to make again."""
+        """The names of the Services whose rows must be built again."""
         self._sorted: dict[tuple[Query, str, bool], tuple[tuple[int, int], Sequence[ServiceName]]] = {}
         self._names = 0
-        """The revision of the last Service that came or went."""
+        """The revision in which a Service was last added or removed."""
         self._revision = 0
         self.changed(store.services)
 
@@ -321,7 +322,7 @@ class Troubles:
 
 
 PROBLEMS = 8
-"""The most sentences about what is wrong with a Service."""
+"""The largest number of sentences about the problems of a Service."""
 ADDRESSES = 16
 PORTS = 16
 

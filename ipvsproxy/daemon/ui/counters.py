@@ -2,9 +2,9 @@
 
 The rates are connections, packets and bytes per second.
 
-Rule 1: while nobody looks at the page, only the counters of the whole node (one small file) are read, and only after a sync. Rule
-2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``. The pause is longer if there
-are many virtual servers (``READ_PER_S``).
+Rule 1: while nobody looks at the page, only the counters of the whole node are read (from one small file), and only after a sync.
+Rule 2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``. The pause is longer if
+there are many virtual servers (``READ_PER_S``).
 Rule 3: the real servers of a Service are read only if a viewer has opened the Service, or sees the Service in the table.
 Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero.
 Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
@@ -49,17 +49,18 @@ processor."""
 QUIET_S = 10.0
 """The least time between two readings while the page has no viewer."""
 SERVERS_OF_PAGES = 100
-"""The most virtual servers whose real servers are read for the pages of all viewers."""
+"""The largest number of virtual servers whose real servers are read for the table pages of all viewers."""
 SERVERS_OF_SERVICE = 400
-"""The most virtual servers of one Service, which may have one for each port and address of the node."""
+"""The largest number of virtual servers of one Service whose real servers are read. A Service may have a virtual server for each
+of its ports on each address of the node."""
 OPENED = 16
-"""The most Services whose endpoints are remembered."""
+"""The largest number of Services whose endpoints are remembered."""
 
 MOST_VIEWERS = 16
 VIEWER_S = 4.0
 """The time after a viewer's last request for which the viewer counts as present."""
 IDLE_S = 60.0
-"""The time after the last request of any viewer in which the page's figures are still kept up to date."""
+"""The time for which the page's figures are kept up to date after the last request of any viewer."""
 NAME = re.compile(r"[0-9A-Za-z-]{0,32}")
 """The syntax of a viewer's name. All viewers without a name count as one."""
 
@@ -131,7 +132,7 @@ class ServiceRates:
 
     def __init__(self) -> None:
         self.readings = 0
-        """The number of complete readings after the first one; figures change with it."""
+        """The number of complete readings after the first reading; the figures change only when this number changes."""
         self.interval_s: float | None = None
         """The rates between the last two readings."""
         self._read_s: float | None = None

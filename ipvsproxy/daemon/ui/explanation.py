@@ -39,9 +39,9 @@ Document = dict[str, Any]
 class _Indexed(NamedTuple):
     """The facts about a Service that are needed for each of its ports and virtual servers.
 
-    ``hairpins`` has the set of each endpoint that may connect to itself. ``scopes`` has the second scopes by IP family, protocol,
-    port and clients. ``scoped`` are the keys of the virtual servers whose packets get the mark of a second scope. ``refused`` are
-    the virtual servers that this node itself may not use.
+    For each endpoint that may connect to itself, ``hairpins`` has the name of the set with the endpoint's entry. ``scopes`` has
+    the second scopes by IP family, protocol, port and clients. ``scoped`` are the keys of the virtual servers whose packets get
+    the mark of a second scope. ``refused`` are the virtual servers that this node itself may not use.
     """
 
     service: Service

@@ -112,7 +112,8 @@ class History:
 SYNCS = 10
 REASONS = 20
 RECENT_S = 120.0
-"""A rate that is older than this is not shown as the present one: while the page has no viewer, only audits make rates."""
+"""A rate that is older than this time is not shown as the current rate. Such rates exist, because new rates are computed only at
+audits while the page has no viewer."""
 
 
 def _sync(summary: SyncSummary, at_s: float) -> dict[str, Any]:
@@ -242,7 +243,7 @@ EVENTS = 500
 SERVICES_NAMED = 5
 """The most Services that an event names."""
 LONGEST_TEXT = 500
-"""The most characters of a sentence: an error may quote names of objects."""
+"""The largest number of characters in a sentence. The number is limited, because an error may contain names of objects."""
 
 
 class EventLog:
@@ -301,9 +302,9 @@ class EventLog:
             self._add_unchanged(about, at_s)
 
     def _add_unchanged(self, about: Mapping[str, Any], at_s: float) -> None:
-        """Add a sync that has changed nothing to the events.
+        """Record a sync without changes as an event.
 
-        If the previous event is also a sync that has changed nothing, the new event replaces the previous event.
+        If the previous event is also a sync without changes, the new event replaces the previous event.
         """
         last = self._events[-1] if self._events else _NO_SYNC
         syncs = last["unchangedSyncs"] + 1

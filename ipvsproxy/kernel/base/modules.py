@@ -9,7 +9,7 @@ from ipvsproxy.model.annotations import SCHEDULERS
 
 _NF_TABLES = "nf_tables"
 _REFUSED = threading.Event()
-"""The event is set as soon as this kernel has answered that it has no nf_tables."""
+"""This event is set as soon as the kernel has answered that it has no nf_tables."""
 
 
 class ModuleState(enum.StrEnum):
@@ -41,8 +41,8 @@ def may_have_nf_tables(root: pathlib.Path = pathlib.Path("/")) -> bool:
     """Whether the kernel may have tables of nf_tables.
 
     If the result is false, do not send a query to nf_tables: the query would load the module, or would start modprobe without
-    success. If the files of the host's modules are not visible, the result is false only after ``note_no_nf_tables`` was called
-    and until the module appears.
+    success. If the files of the host's modules are not visible, the result is false from a call of ``note_no_nf_tables`` until
+    the module appears, and otherwise true.
     """
     state = module_state(_NF_TABLES, root)
     return not _REFUSED.is_set() if state is ModuleState.UNKNOWN else state in (ModuleState.LOADED, ModuleState.BUILT_IN)

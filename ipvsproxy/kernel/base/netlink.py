@@ -40,17 +40,18 @@ time.
 RECEIVE_SIZE = 65536
 """The size of one read in bytes.
 
-After a read with a buffer of 32 KiB, the kernel sends up to 32 KiB at a time, which it would truncate for a smaller buffer.
+After a read with a buffer of 32 KiB, the kernel sends datagrams of up to 32 KiB, which would be truncated in a smaller buffer.
 """
 DUMP_PAUSES_S: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """The waits before each attempt at a dump. An attempt is repeated if the kernel's data changed during the attempt, or if an
 answer was lost.
 
 The kernel goes on working on IPv6 addresses after they were added: half a second for ten thousand addresses. If each attempt at a
-dump lost an answer, later dumps get one attempt each until a dump succeeds: otherwise, reading 34 sets would take half a minute.
+dump lost an answer, each later dump gets only one attempt until a dump succeeds. With all attempts for each dump, reading 34 sets
+would take half a minute.
 """
 UNANSWERED = -1
-"""The value in place of an error number if the answer was lost, so that it is unknown whether the change is in force."""
+"""The value in place of an error number if the answer was lost; whether the change is in force is then unknown."""
 
 REQUEST = 0x1
 ACKNOWLEDGE = 0x4

@@ -17,11 +17,12 @@ from ipvsproxy.model.rules import BaseChain
 TABLE = "ipvsproxy"
 """Our table, of the family inet. ipvsproxy changes no other table, except tables that kube-proxy has left behind."""
 TEXT_LIMIT = 240
-"""The longest text that a rule may carry; the kernel's limit is 256 bytes, with two headers, the NUL and the fingerprint."""
+"""The length of the longest text that a rule may carry. The kernel's limit is 256 bytes for the text, its NUL, the fingerprint,
+and two headers."""
 FINGERPRINT_SIZE = 8
 """The bytes of a rule's fingerprint."""
 COMMENT_LIMIT = 128
-"""The longest comment that ``nft`` takes, with the NUL (NFTNL_UDATA_COMMENT_MAXLEN in libnftnl).
+"""The length of the longest comment that ``nft`` accepts, including the NUL (NFTNL_UDATA_COMMENT_MAXLEN in libnftnl).
 
 The comment must not contain quotes.
 """

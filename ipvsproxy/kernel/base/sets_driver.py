@@ -63,7 +63,7 @@ class SetsDriver(abc.ABC):
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
         self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
         self._digests: dict[str, bytes] = {}
-        """The digest of each set when ``observe_changed`` last returned it. A write to a set deletes its digest."""
+        """The digest that each set had when ``observe_changed`` last returned the set. A write to a set deletes its digest."""
         self._reported: dict[Operation, Outcome] = {}
 
     def close(self) -> None:

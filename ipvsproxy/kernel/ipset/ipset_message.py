@@ -26,12 +26,13 @@ CAPACITY = 19
 """The attribute ``maxelem`` inside ``DATA``."""
 
 PROTOCOL_REVISION = 1
-"""The lowest revision of a set type with a protocol that takes SCTP. Other set types hold our entries since revision 0.
+"""The lowest revision that accepts SCTP, for set types whose entries have a protocol. All other set types accept our entries
+since revision 0.
 
 Later revisions add features that ipvsproxy does not use: ranges, nomatch, counters, comments, forceadd, skbinfo, bucketsize,
-bitmask (the lists at ``IPSET_TYPE_REV_MAX`` in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c). An ``ipset`` that
-is older than the kernel refuses to list a set of a revision that it does not know, and a kube-proxy that runs it stops syncing
-that set.
+bitmask (the lists at ``IPSET_TYPE_REV_MAX`` in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c). An ``ipset``
+program that is older than the kernel refuses to list a set whose revision is unknown to the program, and a kube-proxy that runs
+this program stops syncing the set.
 """
 MARK_REVISION = 5
 """The first revision of ``hash:ip,port`` whose entries may carry a mark (``skbinfo``, Linux 3.18)."""

@@ -25,7 +25,7 @@ PUT_BACK_LIMIT = 3
 """The number of times that a jump is moved back above another program's rule. After that, the other program's order is
 accepted."""
 LOCK_WAIT_S = 5
-"""The longest wait of iptables for its lock, which all programs that write rules on this host share."""
+"""The longest time for which iptables waits for its lock, which all programs that write rules on this host share."""
 
 COMMANDS: Mapping[Family, str] = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 """The program of each family, in the default variant of this host.
@@ -48,7 +48,8 @@ _NO_TABLES = re.compile(
 _NO_PROGRAM = "is not in PATH"
 """The message if a program is not installed.
 
-Any failure except these two may be temporary: the lock is held, memory is short, a process cannot be started.
+Failures with any other message may be temporary, for example because the lock is held, memory is short, or a process cannot be
+started.
 """
 
 

@@ -29,10 +29,10 @@ from ipvsproxy.model.rules import ChainKey
 TABLES = ("nat", "filter", "mangle")
 """The tables of our rules."""
 OPTIONAL_TABLES = ("mangle",)
-"""The tables that a kernel may lack: without them, external addresses have one scope."""
+"""The tables that a kernel may lack; without these tables, external addresses have no second scope."""
 
 TRIED_TABLE = "nat"
-"""The table that serves for trials, as every iptables program writes rules there."""
+"""The table in which ipvsproxy tries whether rules can be written, because every iptables program writes rules there."""
 
 _GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES; the numbers for IPv6 are the same.
 _INFO = struct.Struct("=80xI")  # The field of ipt_getinfo that holds the size of the entries in bytes.

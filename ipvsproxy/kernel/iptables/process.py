@@ -19,7 +19,8 @@ is needed.
 NET_ADMIN, NET_RAW = 12, 13
 """The bits of capability sets (include/uapi/linux/capability.h)."""
 TIMEOUT_S = 60
-"""The longest run of an iptables program. The wait for the lock is shorter, so only a program that hangs reaches it."""
+"""The longest time for which an iptables program may run. The wait for the lock of iptables is shorter, so only a program that
+hangs runs for this time."""
 
 
 def capabilities(proc: pathlib.Path = pathlib.Path("/proc")) -> int:

@@ -21,10 +21,11 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 
 HINTS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
-"""Chains that the kubelet makes; the first exists only to show which variant the kubelet uses."""
+"""Chains that the kubelet creates. The first of these chains exists only to show which variant the kubelet uses."""
 
 DELAYS_S = (0.1, 0.4)
-"""The waits between attempts to list the rules of a variant: for a moment, memory may be short, or no process can be started."""
+"""The waits between attempts to list the rules of a variant. An attempt may fail because memory is short for a moment, or because
+no process can be started at the moment."""
 
 
 class Variant(enum.StrEnum):

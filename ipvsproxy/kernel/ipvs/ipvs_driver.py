@@ -200,7 +200,7 @@ class IpvsDriver:
 
         Operations take effect in their order, except operations that are repeated. If an object to add is present, the operation
         is repeated at the end as a change; if an object to change is absent, the operation is repeated at the end as an addition.
-        The addition of a virtual server by firewall mark that is already present fails (EEXIST). The outcomes have the same order
+        If a virtual server with a firewall mark is already present, its addition fails (EEXIST). The outcomes have the same order
         as the operations. If some real servers of an operation could not be added, or were already present, each of these real
         servers has a separate outcome.
         """

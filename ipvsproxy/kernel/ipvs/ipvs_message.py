@@ -27,7 +27,8 @@ SCHEDULER_NAME_LIMIT = 15
 """The longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""
 
 TEMPLATES_KEPT = 256
-"""The most templates of real servers that are kept: each shape, method and pair of thresholds has its own template."""
+"""The largest number of message templates for real servers that are kept. Each combination of shape, forwarding method and
+thresholds needs a separate template."""
 
 _ALL_FLAGS = 0xFFFFFFFF
 _ALL_ONES = 0xFFFFFFFF
@@ -107,7 +108,7 @@ class Encoder:
         return self._message(ipvs.IPVS_CMD_GET_INFO, [], netlink.REQUEST)
 
     def unacceptable_service(self, scheduler: str) -> bytes:
-        """The request to add a virtual server that every kernel refuses, with an IPv6 address and the prefix length 0."""
+        """A request that every kernel refuses: to add a virtual server with an IPv6 address and the prefix length 0."""
         service = [
             *_key(Shape(Family.IPV6), protocol=Protocol.TCP, address="::", port=1),
             ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],

@@ -39,7 +39,8 @@ PART_S = 0.003
 CHECKED_EVERY = 16
 """The number of virtual servers after which the clock is read again."""
 ROOM = 16
-"""The buffer for the answer has room for this many virtual servers more than the kernel has at present."""
+"""The number of virtual servers for which the buffer has room in addition to the present virtual servers, because more may be
+added before the answer."""
 FIRST_ROOM = 32
 """The number of real servers for which the first query about connections has room.
 
@@ -61,10 +62,11 @@ _NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
 """The errors of a kernel without this interface, or with a different version of it."""
 
 _WRITTEN: Final = -1
-"""The value in place of the hashes of a virtual server that was written since it was last returned."""
+"""This value replaces the hashes of a virtual server that was written after it was last returned."""
 _BITS = 30
 _SHORT = (1 << _BITS) - 1
-"""The bits of one hash. Two hashes, of a virtual server's row and of its real servers, fit in a Python integer of two digits."""
+"""The mask for one hash of 30 bits. The hash of a virtual server's row and the hash of its real servers together fit into a
+Python integer of two internal digits."""
 
 Ask = Callable[[socket.socket, int, int, bytearray, str], int]
 Reading = dict[VirtualServerKey, ObservedVirtualServer | None]
@@ -88,7 +90,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
         """The active and the inactive connections that the reading in progress has added up so far."""
         self._clock = clock
         self._known: dict[Hashable, int] = {}
-        """The hashes of each virtual server when it was last returned, by its name in a row."""
+        """The hashes that each virtual server had when it was last returned, by the name that its row contains."""
         self._written: dict[VirtualServerKey, bool] = {}
         self._passed: set[Hashable] = set()
         """The names of virtual servers that were written since the current reading began."""

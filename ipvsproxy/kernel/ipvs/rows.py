@@ -35,7 +35,7 @@ SCHEDULER_FLAGS = (0x8, 0x10, 0x20)
 PART_S = 0.004
 """The longest time of one part of a reading, during which programming may have to wait.
 
-The kernel walks its table from the beginning for each 32 kB, which takes 8 ms with 100,000 virtual servers.
+For each 32 kB of its answer, the kernel walks its table from the beginning, which takes 8 ms with 100,000 virtual servers.
 """
 MASQUERADED, TUNNEL = "Masq", "Tunnel"
 METHODS: Mapping[int, str] = {0: MASQUERADED, 1: "Local", 2: TUNNEL, 3: "Route", 4: "Bypass"}
@@ -51,7 +51,7 @@ _METHODS = 0x7
 _SERVICE, _DESTINATION = 1, 2
 _TOTALS_LINE = 2
 _ENGINE = 11
-"""IPVS_SVC_ATTR_PE_NAME, an attribute of virtual servers with a persistence engine only."""
+"""The attribute IPVS_SVC_ATTR_PE_NAME, which only virtual servers with a persistence engine have."""
 
 
 def _layout(of: int, codes: Mapping[int, str]) -> message.Layout:
@@ -255,7 +255,7 @@ class TrafficReader:
         """Read the counters of virtual servers, in parts.
 
         Virtual servers whose counters are all 0 are left out, except the virtual servers in ``always``. If virtual servers are
-        added or removed during the read, the result may lack other virtual servers that existed during the whole read, too.
+        added or removed during the read, the result may lack virtual servers that existed during the whole read.
 
         Raises:
             KernelError: a part of the table could not be read. The parts of the table that were returned before the error are

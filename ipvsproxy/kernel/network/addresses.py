@@ -22,7 +22,8 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
 BATCH_SIZE = 200
 """The number of addresses in one ``send``.
 
-For each change the kernel walks all addresses of the device, holding the lock that guards all network configuration.
+For each change of an address, the kernel walks all addresses of the device while it holds the lock that guards all network
+configuration.
 """
 MANY_REMOVALS = 500
 """If at least this many addresses are to be removed, the device itself is removed with all its addresses, and then created again.

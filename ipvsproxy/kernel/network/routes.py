@@ -32,9 +32,9 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
 BATCH_SIZE = 500
 """The most routes in one ``send``, during which the kernel holds the lock that guards all network configuration."""
 TABLE = 255
-"""The table ``local``, in which the kernel looks before all others."""
+"""The table ``local``, in which the kernel looks up addresses before it uses any other table."""
 METRIC = 1024
-"""The metric of our routes. An address on an interface has the metric 0, and precedence."""
+"""The metric of our routes. The kernel's route to an address of an interface has the metric 0, and therefore takes precedence."""
 LOOPBACK_INDEX = 1
 """The index of ``lo`` in every network namespace (LOOPBACK_IFINDEX in include/net/flow.h)."""
 

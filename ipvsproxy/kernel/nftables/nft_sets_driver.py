@@ -75,7 +75,8 @@ class NftSetsDriver(SetsDriver):
         self._changes = changes
         self._sleep = sleep
         self._fingerprints: dict[str, object] = {}
-        """The fingerprint at which ``observe_changed`` last read each set; a set is read again once it has changed."""
+        """The fingerprint of our table when ``observe_changed`` last read each set; a set is read again after this fingerprint
+        has changed."""
 
     def observe_changed(self, name: str) -> dict[str, ObservedSet | None]:
         """As in ``SetsDriver``.

@@ -50,7 +50,8 @@ from ipvsproxy.model.sets import IP_SETS, SetType
 Expressions = Sequence[bytes]
 
 ENCODING = 1
-"""A part of each fingerprint. With another number, rules that an earlier version has written are written again.
+"""A number that is part of each fingerprint. After a change of this number, rules that an earlier version has written are written
+again.
 
 Increase the number when the expressions of any rule change although its text stays the same.
 """
