@@ -23,7 +23,7 @@ from ipvsproxy.translate.translation_settings import Binding, Settings, TrafficS
 from tests.support import builders, fake_kernel
 
 MOST_ROUNDS = 12
-"""A sync that plans more often than this never ends."""
+"""The most plans of one sync; a sync with more plans would never end."""
 SYSCTL = Sysctl("net/ipv4/vs/conntrack", "1")
 TIMEOUTS = Timeouts(900, 120, 300)
 
@@ -77,7 +77,7 @@ class SimulatedNode:
         return reconciler
 
     def restart(self) -> None:
-        """Replace the process by a new process, which only knows the API and the kernel."""
+        """Replace the process by a new process, which knows only the API objects and the state of the kernel."""
         self.reconciler = self._new_reconciler()
         for name, desired in self.states.items():
             at_once(self.reconciler.putting(name, desired))

@@ -59,7 +59,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
         ),
     ],
 )
-def test_an_addition_among_many_services_takes_only_its_own_operations(
+def test_adding_a_service_to_many_services_takes_only_the_operations_of_the_added_service(
     change: tuple[Service, EndpointSlice], kinds: list[type], calls: collections.Counter[str]
 ) -> None:
     spent = []

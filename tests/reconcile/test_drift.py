@@ -1,4 +1,7 @@
-"""Repairs of drift: new drift is repaired at once, returning drift after a delay, and a changed desired value at once."""
+"""Repairs of drift: new drift is repaired at once, and returning drift after a delay.
+
+A changed desired value is written at once.
+"""
 
 import pytest
 
@@ -12,7 +15,7 @@ OTHER = DriftPlace("virtual_server", "TCP 10.96.0.11:80")
 
 
 def contested(times: int, *, every_s: float = 10) -> tuple[Drifts, float]:
-    """The record of an object that has drifted the given number of times, and the time of the last drift."""
+    """The record of an object that has drifted this many times, and the time of its last drift."""
     drifts = Drifts()
     for number in range(times):
         drifts.note(PLACE, "wish", number * every_s)
@@ -66,7 +69,7 @@ def test_rare_drift_is_always_repaired_at_once() -> None:
     assert contested(20, every_s=observation.CALM_S)[0]
 
 
-def test_counted_drift_is_reported_once() -> None:
+def test_the_same_drift_is_reported_only_once() -> None:
     drifts, _ = contested(observation.FREE_HEALS + 1)
     assert drifts.take_news() == ({"virtual_server": observation.FREE_HEALS + 1}, {PLACE: observation.FREE_HEALS + 1})
     assert drifts.take_news() == ({}, {})

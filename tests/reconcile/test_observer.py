@@ -97,7 +97,7 @@ def test_a_foreign_virtual_server_that_equals_our_node_port_stays_foreign_after_
     assert set(node.reconciler._tables.virtual_servers.foreign) == {ALIKE}
 
 
-def test_a_virtual_server_like_a_node_port_counts_as_foreign_while_host_addresses_are_unknown() -> None:
+def test_a_virtual_server_that_looks_like_a_node_port_counts_as_foreign_while_host_addresses_are_unknown() -> None:
     kernel = beside_a_virtual_server_like_its_node_port().kernel
     kernel.unreadable = {"interface_addresses"}
     fresh = simulation.SimulatedNode(kernel)

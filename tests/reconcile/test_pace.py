@@ -9,7 +9,7 @@ def test_if_nothing_was_added_recently_the_largest_number_of_removals_is_allowed
     assert Pace().room(5) == MOST_KEPT
 
 
-def test_removed_real_servers_reduce_the_allowed_removals_until_the_kernel_has_forgotten_them() -> None:
+def test_removed_real_servers_reduce_the_number_of_allowed_removals_until_the_kernel_frees_them() -> None:
     pace = Pace()
     pace.note(added=0, removed=4_000, now=100.9)
     pace.note(added=0, removed=1_000, now=101.5)

@@ -304,7 +304,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         for key, server in self.node.kernel.virtual_servers.items():
             assert key in self.alien or all(server.real_servers.values()), key
 
-    # Preconditions of the rules.
+    # Helpers of the rules and of the properties.
 
     def _from_nothing(self) -> fake_kernel.FakeKernel:
         other = simulation.SimulatedNode(binding=self.node.binding)
@@ -383,7 +383,7 @@ def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]])
     data=st.data(),
 )
 @hypothesis.settings(max_examples=150 if patience.IS_THOROUGH else 80, deadline=None)
-def test_any_order_of_changes_of_desired_states_leads_to_the_last_desired_states(
+def test_whatever_the_order_of_changes_the_tables_hold_the_last_desired_states(
     history: list[tuple[str, Service | None, EndpointSlice | None]], data: st.DataObject
 ) -> None:
     last = {name: (name, service, slices) for name, service, slices in history}

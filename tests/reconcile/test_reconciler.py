@@ -1,4 +1,4 @@
-"""The reconciler on an in-memory kernel: changes, flows, and changes of policy.
+"""The reconciler on an in-memory kernel: changes of Services, tracked flows, and changes of the operator's policy.
 
 Other modules test drains, drift and failures (``test_reconciler_…``), reads of the kernel (``test_observer``), and the operations
 that wait for other operations (``test_preconditions``). ``test_cost`` tests the cost, and ``test_properties`` tests random
@@ -113,7 +113,7 @@ CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUB
         ({CHAIN: (DROP,), ChainKey("nat", "KUBE-MARK-MASQ"): (DROP,)}, False),
     ],
 )
-def test_rules_are_added_before_every_service_has_a_desired_state_unless_a_rule_would_be_removed(
+def test_while_services_lack_desired_states_rules_are_written_only_if_no_rule_is_removed(
     observed: Mapping[ChainKey, tuple[Rule, ...]] | None, *, is_planned: bool
 ) -> None:
     reconciler = Reconciler(Policy())
@@ -127,7 +127,7 @@ def test_rules_are_added_before_every_service_has_a_desired_state_unless_a_rule_
     assert at_once(reconciler.planning(0)) == [Operation(Verb.SET, desired_state)]
 
 
-def test_an_unread_table_gets_no_rules_before_every_service_has_a_desired_state() -> None:
+def test_while_services_lack_desired_states_no_rules_are_written_to_an_unread_table() -> None:
     reconciler = Reconciler(Policy())
     desired = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP,)}, jumps=())
     reconciler.put_skeleton(desired)
@@ -137,7 +137,7 @@ def test_an_unread_table_gets_no_rules_before_every_service_has_a_desired_state(
     assert at_once(reconciler.planning(0)) == [Operation(Verb.SET, desired)]
 
 
-def test_settings_are_written_before_every_service_has_a_desired_state() -> None:
+def test_settings_are_written_even_while_services_lack_desired_states() -> None:
     node = running("10.244.0.1")
     node.kernel.sysctls[simulation.SYSCTL.path] = "0"
     node.kernel.virtual_servers[KEY] = examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"))
@@ -146,7 +146,7 @@ def test_settings_are_written_before_every_service_has_a_desired_state() -> None
     assert [(one.verb, type(one.item)) for one in early] == [(Verb.SET, Sysctl), (Verb.SET, VirtualServer)]
 
 
-def test_desired_and_observed_state_share_equal_weights_without_affecting_each_other() -> None:
+def test_desired_and_observed_state_share_an_object_for_equal_weights_without_affecting_each_other() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     table = node.reconciler._tables.virtual_servers
     desired_state = table.desired[KEY]
@@ -196,7 +196,7 @@ def test_flows_are_cleaned_at_the_first_endpoint_and_after_a_restart_but_not_for
     assert cleanings == [0, 1, 0, 0, 1, 0]
 
 
-# A change of policy.
+# A change of the operator's policy.
 
 
 def test_undesired_virtual_servers_in_ranges_that_are_no_longer_excluded_are_removed() -> None:

@@ -1,6 +1,6 @@
 """How annotations of Services change kernel objects.
 
-Every change edits an object in place, drift is repaired, and a chosen weight of 0 is not a drain.
+A changed annotation edits an object in place, drift is repaired, and an annotated weight of 0 is not a drain.
 """
 
 from typing import Any

@@ -77,7 +77,7 @@ def test_failed_cleanings_of_different_flows_are_delayed_independently() -> None
     assert node.reconciler.pending == 2
 
 
-def test_if_one_of_several_new_real_servers_fails_only_this_real_server_is_delayed() -> None:
+def test_if_the_addition_of_one_of_several_real_servers_fails_only_this_addition_is_delayed() -> None:
     node = simulation.SimulatedNode()
     refused = builders.backend("10.244.0.2")
     node.kernel.fail(lambda operation: isinstance(operation.item, RealServers) and operation.item.key == refused, times=1)
@@ -88,7 +88,7 @@ def test_if_one_of_several_new_real_servers_fails_only_this_real_server_is_delay
     assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServers.of(KEY, refused))]
 
 
-def test_new_real_servers_whose_answers_are_lost_count_as_failed_and_are_retried_together() -> None:
+def test_additions_of_real_servers_whose_answers_are_lost_count_as_failed_and_are_retried_together() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1", "10.244.0.2"))
     operations = node.plan()
@@ -100,7 +100,7 @@ def test_new_real_servers_whose_answers_are_lost_count_as_failed_and_are_retried
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
-def test_failed_real_servers_are_retried_at_once_when_their_virtual_server_gets_a_new_desired_value() -> None:
+def test_failed_operations_on_real_servers_are_retried_at_once_when_their_virtual_server_gets_a_new_desired_value() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     numbers = {VirtualServer: errno.ENOMEM, RealServers: errno.ESRCH}
@@ -121,7 +121,7 @@ def test_an_operation_that_succeeds_after_a_failure_does_not_wake_the_loop() -> 
     assert node.reconciler.next_s() is None
 
 
-def test_real_servers_wait_for_a_failed_virtual_server_and_are_added_together_with_it() -> None:
+def test_real_servers_wait_until_their_virtual_server_can_be_added_and_are_added_with_it() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=2)
     node.put(*web("10.244.0.1"))
@@ -152,7 +152,7 @@ def test_a_virtual_server_that_vanishes_right_after_it_was_added_is_added_only_o
     assert [one.verb for one in added] == [Verb.ADD]
 
 
-def test_a_setting_that_cannot_be_written_is_retried_when_it_changes_and_delays_no_other_operation() -> None:
+def test_a_setting_that_cannot_be_written_is_retried_when_its_value_changes_and_delays_no_other_operation() -> None:
     kernel = simulation.new_kernel()
     kernel.fail(lambda operation: isinstance(operation.item, Sysctl), errno.EROFS, times=2)
     node = simulation.SimulatedNode(kernel)

@@ -11,7 +11,7 @@ from tests.support import builders
 IDENTITY = Reconciler(Policy())._identity
 
 
-def test_a_failed_key_is_delayed_and_other_keys_are_not_delayed() -> None:
+def test_a_failure_delays_only_the_operations_on_its_own_key() -> None:
     retries = Retries()
     retries.fail("key", "add", 100)
     assert not retries.may_try("key", "add", 100 + FIRST_DELAY_S - 0.01)
@@ -86,7 +86,7 @@ def test_real_servers_do_not_wait_for_virtual_server_settings_that_could_not_be_
     assert retries.due([change, addition], IDENTITY, 0) == [addition]
 
 
-def test_failures_of_all_real_servers_of_a_new_virtual_server_are_counted_by_the_virtual_server() -> None:
+def test_failures_to_add_all_real_servers_of_a_new_virtual_server_are_counted_together() -> None:
     keys = [builders.frontend("10.96.0.1", port) for port in (80, 81)]
     weights = [EvenWeights.of([builders.backend(address)]) for address in ("10.244.0.1", "10.244.0.2")]
     identities = {IDENTITY(Operation(Verb.ADD, RealServers(key, one))) for key in keys for one in weights}

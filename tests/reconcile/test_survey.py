@@ -37,7 +37,7 @@ def node() -> simulation.SimulatedNode:
     return made
 
 
-def test_a_programmed_virtual_server_has_equal_desired_and_observed_values_an_owner_and_a_witness(
+def test_a_programmed_virtual_server_has_an_owner_and_a_witness_and_equals_its_desired_value(
     node: simulation.SimulatedNode,
 ) -> None:
     survey = node.reconciler.survey
@@ -175,7 +175,7 @@ def test_every_family_counts_as_lacking_an_object_while_the_device_is_missing(no
     assert node.reconciler.survey.lacking(tuple(Family)) == frozenset(Family)
 
 
-def test_an_indispensable_setting_with_a_wrong_value_is_shown_and_counts_as_lacking_in_its_families(
+def test_a_family_lacks_an_object_while_one_of_its_indispensable_settings_has_a_wrong_value(
     node: simulation.SimulatedNode,
 ) -> None:
     path = simulation.SYSCTL.path

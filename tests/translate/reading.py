@@ -67,7 +67,7 @@ def texts(skeleton: Skeleton, table: str, chain: str) -> Iterable[str]:
 
 
 def exposed(protocol: Protocol, *, is_local: bool) -> Service:
-    """A Service with every kind of address: its load balancer has 192.0.2.80, and its external address is 192.0.2.90."""
+    """A Service with every kind of address: the load balancer's address is 192.0.2.80, and the external address is 192.0.2.90."""
     return builders.service(
         "web",
         builders.service_port(80, protocol, node_port=30080),

@@ -58,7 +58,7 @@ JSON = st.recursive(
     ),
     max_leaves=12,
 )
-"""Any JSON, often with the field names of lists and watch lines."""
+"""Arbitrary JSON documents, which often have the field names of lists and watch lines."""
 
 ENDPOINTS = st.builds(
     builders.endpoint,

@@ -1,7 +1,7 @@
-"""Masquerading by connection: rules look up the client's original destination in a set, if the backend supports this.
+"""Masquerading by connection: if the backend supports this method, rules look up the client's original destination in a set.
 
-``test_skeleton`` tests masquerading by mark. The tests in this module and the packets of ``tests/packets`` show that masquerading
-by connection and by mark apply to the same clients.
+``test_skeleton`` tests masquerading by mark. The tests in this module and the packets of ``tests/packets`` show that both
+methods, by connection and by mark, masquerade the same clients.
 """
 
 import dataclasses
@@ -102,7 +102,9 @@ def test_each_address_with_node_ports_has_a_jump_to_the_node_port_chain() -> Non
 
 
 @pytest.mark.parametrize("masquerade_all", [False, True])
-def test_if_pods_are_recognised_by_interface_this_host_has_a_rule_unless_all_are_masqueraded(*, masquerade_all: bool) -> None:
+def test_if_pods_are_recognised_by_interface_this_host_has_a_rule_unless_all_clients_are_masqueraded(
+    *, masquerade_all: bool
+) -> None:
     settings = Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0", masquerade_all=masquerade_all)
     of_cluster_ips = "-m set --match-set KUBE-CLUSTER-IP origdst,origdst"
     assert _cluster_rules(dataclasses.replace(settings, backend=Backend.NFTABLES)) == (
@@ -112,7 +114,7 @@ def test_if_pods_are_recognised_by_interface_this_host_has_a_rule_unless_all_are
     )
 
 
-def test_with_routes_ipv6_connections_of_this_host_are_masqueraded_by_their_source() -> None:
+def test_if_addresses_have_routes_this_hosts_ipv6_connections_are_masqueraded_by_their_source() -> None:
     settings = dataclasses.replace(BY_CLUSTER, binding=Binding.ROUTES)
     *_, last = _cluster_rules(settings, Family.IPV6)
     assert last == f"-m set --match-set KUBE-6-CLUSTER-IP origdst,origdst -m addrtype --src-type LOCAL {MASQUERADE}"

@@ -129,7 +129,7 @@ def test_packets_from_ranges_that_may_contain_pods_of_other_nodes_get_no_mark(no
     assert [rule for rule in arrival if "MARK" in rule] == [f"-s {item} -j KUBE-IPVSPROXY-MARK" for item in ranges]
 
 
-def test_chains_of_scopes_exist_only_if_a_set_of_scopes_has_entries_and_mark_packets_only_if_scopes_exist() -> None:
+def test_chains_of_scopes_exist_only_while_they_are_needed() -> None:
     skeleton = build_skeleton(Family.IPV4, API, builders.node_view(), frozenset(), ())
     assert not any(key in skeleton.chains for key in SCOPE_CHAINS)
     assert _chains(API, frozenset({SetKind.NO_LOCAL}))["KUBE-IPVSPROXY-MARK"] == []
@@ -228,7 +228,7 @@ def test_an_address_and_port_that_a_service_uses_twice_has_one_role_and_at_most_
 ) -> None:
     """Port 80 has the node port 30080.
 
-    The number 30080 is also the port of another Service port, which has other endpoints.
+    Another Service port, which has other endpoints, has the port number 30080.
     """
     ports = [builders.service_port(80, name="a", node_port=30080), builders.service_port(30080, name="b", node_port=30081)]
     service = builders.service(

@@ -25,7 +25,7 @@ def test_masquerading_chooses_fully_random_ports_if_iptables_supports_it(fully: 
 
 @pytest.mark.checklist(28)
 @pytest.mark.parametrize(("family", "network"), [(Family.IPV4, "127.0.0.0/8"), (Family.IPV6, "::1/128")])
-def test_traffic_from_loopback_returns_from_the_services_chain_at_its_first_rule(family: Family, network: str) -> None:
+def test_the_first_rule_of_the_services_chain_returns_traffic_from_loopback(family: Family, network: str) -> None:
     first, *_ = reading.texts(reading.skeleton_of(family=family), "nat", "KUBE-SERVICES")
     assert first == f"-s {network} -j RETURN"
 
@@ -182,7 +182,7 @@ def test_a_load_balancer_address_that_this_node_may_not_use_adds_a_rule_only_in_
     ]
 
 
-def test_this_host_cannot_connect_to_a_refused_address_with_a_route_from_any_source_address() -> None:
+def test_if_a_refused_address_has_a_route_this_host_cannot_connect_to_it_from_any_source_address() -> None:
     routed, bound = builders.frontend("2001:db8::10", 80), builders.frontend("2001:db8::11", 80)
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(), [bound, routed], routed=frozenset({routed}))
     assert set(reading.texts(skeleton, "filter", "KUBE-IPVS-OUT-FILTER")) == {
@@ -200,7 +200,7 @@ def test_this_host_cannot_connect_to_a_refused_address_with_a_route_from_any_sou
         (Family.IPV6, Settings(binding=Binding.ROUTES, masquerade_all=True), False),
     ],
 )
-def test_with_routes_connections_of_this_host_are_masqueraded_if_the_kernel_chooses_their_source(
+def test_if_addresses_have_routes_this_hosts_connections_are_masqueraded_if_the_kernel_chooses_their_source(
     family: Family, settings: Settings, *, expected: bool
 ) -> None:
     service = builders.service(cluster=["10.96.0.10", "fd00:10:96::10"])

@@ -1,4 +1,4 @@
-"""The order of operations of different kinds. ``test_preconditions`` shows why this order is needed."""
+"""The order of operations on kernel objects of different kinds. ``test_preconditions`` shows why this order is needed."""
 
 import pytest
 
@@ -62,12 +62,12 @@ def test_operations_of_all_kinds_are_planned_in_a_fixed_order() -> None:
     assert len({STAGE_OF(operation) for operation in everything}) == len(IN_ORDER)
 
 
-def test_requesting_the_stage_of_an_operation_that_is_never_planned_raises_an_error() -> None:
+def test_an_operation_that_is_never_planned_has_no_stage() -> None:
     with pytest.raises(KeyError):
         STAGE_OF(Operation(Verb.REMOVE, Device(DEVICE)))
 
 
-def test_every_kind_of_object_is_listed_once_and_every_stage_has_a_kind() -> None:
+def test_every_kind_is_listed_once_and_every_stage_belongs_to_a_kind() -> None:
     kinds = NodeTables(Drains()).kinds
     assert sorted(one.__name__ for kind in kinds for one in kind.classes) == sorted(one.__name__ for one in KINDS)
     by_set = {Stage.SOURCE_RANGES, Stage.FIREWALL_ENTRIES, Stage.FIREWALL_REMOVALS, Stage.MARKS, Stage.MARK_REMOVALS}

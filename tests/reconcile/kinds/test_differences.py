@@ -72,7 +72,7 @@ def test_a_node_in_its_desired_state_has_no_differences() -> None:
     assert lines(running("10.244.0.1")) == []
 
 
-def test_missing_settings_sets_and_devices_are_reported_with_the_desired_value() -> None:
+def test_missing_devices_sets_and_kernel_settings_are_reported_with_their_desired_values() -> None:
     node = running("10.244.0.1")
     node.kernel.sysctls[simulation.SYSCTL.path] = "0"
     node.kernel.device = False
@@ -194,7 +194,7 @@ def test_missing_and_undesired_chains_and_jumps_are_reported_as_differences(reco
     ]
 
 
-def test_a_jump_in_a_dormant_table_is_reported_as_not_in_force_and_not_as_missing(reconciler: Reconciler) -> None:
+def test_a_jump_in_a_dormant_table_is_reported_as_not_in_force_instead_of_missing(reconciler: Reconciler) -> None:
     tables = reconciler._tables
     other = JUMP._replace(source="PREROUTING")
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains={}, jumps=(JUMP, other)))

@@ -68,7 +68,7 @@ def test_the_node_desires_its_device_its_sets_and_its_settings() -> None:
     assert tables.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
 
 
-def test_setting_the_node_again_keeps_the_sets_of_scopes_desired_in_served_families() -> None:
+def test_if_the_node_is_set_again_sets_of_scopes_stay_desired_in_served_families() -> None:
     tables = new_claims()
     tables.put_node(tuple(Family), [], None)
     scoped = {family: IpSet(SetKind.SCOPE, family) for family in Family}
@@ -78,7 +78,7 @@ def test_setting_the_node_again_keeps_the_sets_of_scopes_desired_in_served_famil
     assert {ip_set for ip_set in tables.sets.desired if ip_set.kind in SCOPE_KINDS} == {scoped[Family.IPV4]}
 
 
-def test_a_read_of_the_kernel_includes_desired_settings_and_even_undesired_sets_in_the_families_in_use() -> None:
+def test_a_reading_includes_all_desired_settings_and_every_set_of_the_families_in_use() -> None:
     tables = new_claims()
     tables.put_node({Family.IPV4}, [Sysctl("net/ipv4/ip_forward", "1")], None)
     sets, sysctls = Survey(tables).subjects()
@@ -101,7 +101,7 @@ def test_each_family_has_its_own_rules_and_new_rules_replace_the_old_rules() -> 
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((restricted(OLD), free(YOUNG)))))
-def test_set_entries_belong_to_the_service_that_has_their_virtual_server(order: tuple[ServiceState, ServiceState]) -> None:
+def test_set_entries_belong_to_the_service_that_owns_their_virtual_server(order: tuple[ServiceState, ServiceState]) -> None:
     tables = new_claims(*order)
     assert tables.virtual_servers.desired[KEY].real_servers == {ONE}
     assert entries(tables, OLD) == {LOAD_BALANCER, FIREWALL}
@@ -177,7 +177,7 @@ def test_a_node_port_keeps_its_entries_when_another_object_with_the_same_port_nu
     assert {NODE_PORT_ENTRY, LOCAL_ENTRY} <= entries(tables, YOUNG)
 
 
-def test_a_set_counts_as_occupied_while_any_of_its_entries_is_desired_or_still_observed() -> None:
+def test_a_set_counts_as_not_empty_while_one_of_its_entries_is_desired_or_still_observed() -> None:
     tables = new_claims()
     assert Survey(tables).occupied(Family.IPV4) == frozenset()
     put(tables, free(OLD))
@@ -194,7 +194,7 @@ def test_a_set_counts_as_occupied_while_any_of_its_entries_is_desired_or_still_o
     assert Survey(tables).occupied(Family.IPV4) == frozenset(), "no rule is written for that"
 
 
-def test_a_refused_virtual_server_stays_refused_until_it_has_been_removed() -> None:
+def test_an_undesired_virtual_server_stays_refused_until_it_has_been_removed() -> None:
     tables = new_claims(restricted(OLD))
     tables.put_skeleton(skeleton(Family.IPV4, Rule(target=Verdict.DROP, virtual_server=KEY), Rule(target=Verdict.RETURN)))
     tables.virtual_servers.confirm(KEY, examples.observed({ONE: 1}))
@@ -233,7 +233,7 @@ def clean(tables: NodeTables) -> None:
         ({ONE}, [None, {ONE}], True),
     ],
 )
-def test_flows_are_cleaned_when_the_first_real_servers_come_and_when_real_servers_are_lost(
+def test_flows_are_cleaned_when_a_service_gets_its_first_real_servers_or_loses_real_servers(
     before: set[RealServerKey] | None, after: list[set[RealServerKey] | None], *, is_due: bool
 ) -> None:
     tables = new_claims()

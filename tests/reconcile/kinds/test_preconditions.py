@@ -1,4 +1,4 @@
-"""Covers which operations wait for other operations: the state is checked after each operation, whichever operation fails.
+"""Which operations wait for other operations; after each operation, whichever operation fails, the tests check the state.
 
 The tests need no kernel, because ``simulation`` interprets the rules for source ranges as iptables does.
 """
@@ -63,7 +63,7 @@ def let_in(node: simulation.SimulatedNode, key: VirtualServerKey = VIRTUAL_SERVE
 
 
 class Nth:
-    """Selects the operation with this number, counted from 0, whenever it occurs."""
+    """Picks the operation at this position, counted from 0, and selects the picked operation each time that it occurs."""
 
     def __init__(self, number: int) -> None:
         self.picked: Operation | None = None
@@ -94,7 +94,7 @@ def until_done(node: simulation.SimulatedNode) -> None:
 
 
 def with_a_second_one(node: simulation.SimulatedNode, source_ranges: tuple[str, ...]) -> None:
-    """If another Service has source ranges, the rules of some sets already exist."""
+    """Add another Service with source ranges, so that the rules for source ranges already exist."""
     if source_ranges:
         node.put(web(source_ranges, "other", "192.0.2.77"))
 
@@ -150,7 +150,7 @@ def _assert_all(node: simulation.SimulatedNode, allowed: frozenset[str], operati
 
 
 @pytest.mark.parametrize("ranges", [ranges for ranges in RANGES if ranges])
-def test_source_ranges_restrict_clients_until_the_virtual_server_is_removed_whatever_operation_fails(
+def test_whatever_operation_fails_source_ranges_restrict_clients_until_their_virtual_server_is_removed(
     ranges: tuple[str, ...],
 ) -> None:
     def change(failing: Nth) -> None:
@@ -240,7 +240,7 @@ def _assert_answered(node: simulation.SimulatedNode, protocol: Protocol, operati
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("protocol", Protocol)
-def test_traffic_to_another_node_is_masqueraded_during_a_change_of_traffic_policy_whatever_fails(
+def test_whatever_operation_fails_traffic_to_another_node_is_masqueraded_during_a_change_of_traffic_policy(
     protocol: Protocol, *, local: bool, restarted: bool
 ) -> None:
     def change(failing: Nth) -> None:
@@ -259,7 +259,7 @@ def test_traffic_to_another_node_is_masqueraded_during_a_change_of_traffic_polic
     each_failure(change)
 
 
-def test_after_a_policy_change_while_no_process_ran_remote_endpoints_wait_until_all_services_have_desired_states() -> None:
+def test_if_a_policy_changed_while_no_process_ran_remote_endpoints_wait_for_the_desired_states_of_all_services() -> None:
     node = serving(shop(Protocol.TCP, local=True))
     node.put(*shop(Protocol.TCP, local=False))
     node.restart()
@@ -341,7 +341,7 @@ def test_flows_are_not_cleaned_before_their_virtual_server_has_been_added() -> N
     assert [item.flow for item in cleanings(node.sync(after_s=1))] == [examples.flow(builders.CLUSTER_IP)]
 
 
-def test_flows_of_an_unserving_endpoint_are_cleaned_although_the_endpoint_stays_a_real_server() -> None:
+def test_flows_of_an_endpoint_that_does_not_serve_are_cleaned_although_it_stays_a_real_server() -> None:
     """The endpoint is ready but not serving, as with ``publishNotReadyAddresses``."""
     node = simulation.SimulatedNode()
     service, _ = dns()
@@ -446,7 +446,7 @@ def test_a_foreign_element_in_a_set_of_source_ranges_is_removed() -> None:
     assert removals(tables) == [Operation(Verb.REMOVE, SetEntries(element.set, (element,)))]
 
 
-def test_only_desired_rules_that_do_not_exist_count_as_lacking() -> None:
+def test_only_desired_rules_that_do_not_exist_count_as_missing() -> None:
     tables = NodeTables(Drains())
     assert not tables.of_rules.lacks(Family.IPV4)
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains={}, jumps=()))

@@ -49,7 +49,7 @@ def test_a_virtual_server_that_equals_its_desired_state_needs_no_operation(key: 
     "settings",
     [VirtualServerSettings("wlc"), VirtualServerSettings("rr", PERSISTENT, 10800), VirtualServerSettings("rr", SCHEDULER_PORT)],
 )
-def test_different_settings_are_changed_in_place_and_the_real_servers_stay(settings: VirtualServerSettings) -> None:
+def test_wrong_settings_of_a_virtual_server_are_edited_and_its_real_servers_stay(settings: VirtualServerSettings) -> None:
     desired = examples.virtual_server(KEY, ONE)
     assert operations(desired, examples.observed({ONE: 1}, settings=settings)) == [Operation(Verb.SET, desired)]
 
@@ -143,7 +143,7 @@ def test_new_real_servers_are_added_with_their_thresholds() -> None:
     assert operations(wish, None)[1:] == [Operation(Verb.ADD, RealServers(KEY, (ONE, TWO), 1, LIMITS))]
 
 
-def test_a_different_weight_of_a_real_server_is_corrected_by_exactly_one_operation() -> None:
+def test_a_wrong_weight_of_a_real_server_is_corrected_by_exactly_one_operation() -> None:
     result = operations(weighed({ONE: 5, TWO: 1}), examples.observed({ONE: 1, TWO: 1}))
     assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 5))]
     assert operations(weighed({ONE: 5, TWO: 1}), examples.observed({ONE: 5, TWO: 1})) == []
@@ -164,7 +164,7 @@ def test_a_drain_ends_if_its_real_server_is_desired_again_with_weight_zero() -> 
     assert operations(wish, seen) == []
 
 
-def test_different_thresholds_of_a_real_server_are_set() -> None:
+def test_wrong_thresholds_of_a_real_server_are_corrected() -> None:
     wish = weighed({ONE: 1, TWO: 1}, LIMITS)
     result = operations(wish, limited({ONE: 1, TWO: 1}, {ONE: LIMITS, TWO: Thresholds(9)}))
     assert result == [Operation(Verb.SET, RealServers(KEY, (TWO,), 1, LIMITS))]

@@ -81,7 +81,7 @@ def test_a_cleanup_removes_the_copy_of_a_set() -> None:
     assert todo.operations == (remove(SET_COPY),)
 
 
-def test_a_cleanup_removes_local_routes_and_recognises_their_virtual_servers_without_entries() -> None:
+def test_a_cleanup_recognises_virtual_servers_by_their_local_routes_and_removes_both() -> None:
     observed = dataclasses.replace(kernel_with(device=False), sets={}, addresses=frozenset(), routes=frozenset({KEY.address}))
     todo = own_objects.plan(observed, OURS, ())
     assert [operation.item.key for operation in todo.virtual_servers] == [KEY]
@@ -99,8 +99,7 @@ SETS_AT_API_SERVER = (
 def hiding(*entries: SetEntry, routed: bool = False) -> Observation:
     """A kernel in which some of our objects hide the API server.
 
-    Some further objects have the API server's address but do not hide the API server; the remaining objects have different
-    addresses.
+    Some other objects have the API server's address but do not hide the API server; all remaining objects have other addresses.
     """
     near = builders.frontend("192.0.2.99", 80)
     local = frozenset({AT_API_SERVER.address, KEY.address})
@@ -195,7 +194,7 @@ def test_a_partial_cleanup_removes_only_objects_that_kube_proxy_does_not_know() 
     assert remove(CLUSTER_IPS) in only_own(observed, *SetKind).operations
 
 
-def test_a_partial_cleanup_binds_no_address_that_is_already_bound_or_has_no_virtual_server() -> None:
+def test_a_partial_cleanup_binds_only_unbound_addresses_that_have_a_virtual_server() -> None:
     assert only_own(with_own_objects(addresses=frozenset({KEY.address}))).additions == ()
     assert only_own(with_own_objects(virtual_servers={})).additions == ()
     device, bound = only_own(with_own_objects(device=False)).additions

@@ -53,7 +53,7 @@ def weights_of(node: SimulatedNode, kind: SetKind) -> dict[str, int]:
     return {str(key): weight for key, weight in node.kernel.virtual_servers[key_of(node, kind)].real_servers.items()}
 
 
-def test_outside_clients_and_packets_from_tunnels_have_different_marks() -> None:
+def test_packets_of_outside_clients_and_packets_from_tunnels_get_different_marks() -> None:
     node = serving()
     assert marks_of(node).keys() == {SetKind.DIRECT, SetKind.TUNNEL}
     assert len(set(marks_of(node).values())) == 2
@@ -64,7 +64,7 @@ def test_outside_clients_and_packets_from_tunnels_have_different_marks() -> None
     assert kinds.isdisjoint({SetKind.SCOPE, SetKind.NO_LOCAL})
 
 
-def test_tunnels_are_accepted_from_the_addresses_of_other_nodes_in_the_set_of_their_family() -> None:
+def test_the_addresses_of_nodes_whose_tunnels_are_accepted_are_in_the_set_of_their_family() -> None:
     node = SimulatedNode(tunnel_ends={builders.OTHER_NODE: builders.addresses(OTHER_ADDRESS, "fd00::3")}, families=Family)
     sets = {family: node.reconciler._tables.entries[IpSet(SetKind.NODES, family).name] for family in Family}
     found = [(family, str(entry.address)) for family, table in sets.items() for entry in table.desired]

@@ -59,19 +59,19 @@ def serving(*services: tuple[Service, EndpointSlice], bits: int = 0x3FFF, **opti
 
 
 def come_to_rest(node: SimulatedNode) -> None:
-    """Let all drains end that can end, and everything happen that waits for them."""
+    """End every drain that can end, and do the operations that wait for these drains."""
     for wait_s in (0, 60, 60, 60):
         node.sync(after_s=wait_s)
 
 
 def marks_of(node: SimulatedNode) -> dict[str, int]:
-    """The mark that the kernel has for each address."""
+    """The mark that the kernel gives to the packets to each address."""
     entries = [entry for name, held in node.kernel.sets.items() if IP_SETS[name].gives_marks for entry in held.entries]
     return {str(entry.address): entry.mark for entry in entries if isinstance(entry, MarkedEntry)}
 
 
 def scopes_of(node: SimulatedNode) -> dict[int, set[str]]:
-    """The endpoints that the kernel has behind each mark."""
+    """The endpoints to which the kernel sends packets with each mark."""
     return {
         key.mark: {str(one.address) for one in server.real_servers}
         for key, server in node.kernel.virtual_servers.items()
@@ -177,7 +177,7 @@ def test_services_that_begin_to_wait_for_a_mark_are_reported_once() -> None:
 
 
 def plan_additions(node: SimulatedNode) -> None:
-    """Apply only additions until no addition is left, as the program does until it has verified the first list."""
+    """Apply only additions until no addition is left, as ipvsproxy does until the first list is confirmed."""
     node.plan()
     add(node)
 
@@ -410,7 +410,7 @@ def test_ipvsproxy_releases_a_mark_that_another_program_has_taken_since_the_last
     assert not node.reconciler._tables.scopes.is_refused(key)
 
 
-def test_a_service_gets_a_mark_as_soon_as_another_program_no_longer_uses_the_mark() -> None:
+def test_a_waiting_service_gets_a_mark_as_soon_as_another_program_stops_using_the_mark() -> None:
     theirs = {3, 2}
     marks = Marks(lambda mark: mark in theirs)
     marks.adopt(0b11)
@@ -440,7 +440,7 @@ def shared(name: str, number: int, created_s: float, *addresses: str, node_port:
 
 
 def services_by_address(node: SimulatedNode) -> dict[str, set[str]]:
-    """For each address whose packets are marked, the endpoints behind the mark that get connections."""
+    """For each address whose packets get a mark, the endpoints that get new connections of these packets."""
     servers = {key.mark: one for key, one in node.kernel.virtual_servers.items() if isinstance(key, FirewallMark)}
     return {
         address: {str(one.address) for one, weight in servers[mark].real_servers.items() if weight}
@@ -461,7 +461,7 @@ def start(node: SimulatedNode) -> list[dict[str, set[str]]]:
     return examined
 
 
-def test_a_port_has_a_mark_only_while_its_service_owns_a_virtual_server() -> None:
+def test_a_port_has_a_mark_only_while_its_service_owns_a_virtual_server_of_the_port() -> None:
     node = serving(shared("old", 20, 1, BALANCER), shared("young", 21, 2, BALANCER))
     assert scopes_of(node) == {FIRST: {"10.244.0.20"}}
     assert node.reconciler.take_without_scope() == []
@@ -491,7 +491,7 @@ def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_if_two_ports_have_equally_many_entries_of_one_mark_the_port_with_a_further_mark_uses_that_mark(*, is_last: bool) -> None:
+def test_if_two_ports_have_equally_many_entries_of_a_mark_the_port_with_a_second_mark_loses_the_first(*, is_last: bool) -> None:
     node = serving(shared("giver", 20, 1, BALANCER, "192.0.2.20"), shared("taker", 21, 2, "192.0.2.21"))
     node.put(*shared("giver", 20, 1, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, BALANCER, "192.0.2.21"))
@@ -510,7 +510,7 @@ def test_a_port_keeps_the_firewall_mark_that_most_of_its_set_entries_have() -> N
     assert marks_of(node) == {"192.0.2.20": FIRST, BALANCER: SECOND, "192.0.2.21": SECOND, "192.0.2.22": SECOND}
 
 
-def test_nothing_changes_if_a_mark_without_a_service_is_refused() -> None:
+def test_releasing_a_mark_that_no_service_has_changes_nothing() -> None:
     node = serving(shop())
     node.reconciler._tables.scopes.refuse(FirewallMark.of(Family.IPV4, SECOND))
     node.sync()

@@ -17,7 +17,7 @@ from tests.support import builders, patience
 SERVICES = 6
 STEPS = 40
 SHARED = "192.0.2.99"
-"""An address that several Services have; the oldest Service wins it."""
+"""An address that several Services desire; the oldest Service gets the address."""
 _MARK = FirewallMark.of(Family.IPV4, 0x1)
 THEIRS = VirtualServer(_MARK, VirtualServerSettings("wlc"))
 CHANGES = ("put", "put", "put", "remove", "restart", "only additions", "kill", "observe", "connect", "refuse", "other bits")
@@ -137,7 +137,7 @@ def number_of(entry: MarkedEntry) -> int:
 
 @pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(30 if patience.IS_THOROUGH else 12))
-def test_each_mark_leads_only_to_its_service_and_is_used_while_a_service_waits(
+def test_each_mark_leads_only_to_its_service_and_no_mark_stays_free_while_a_service_waits(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     # if there are few marks, each mark is passed on to one Service after the other

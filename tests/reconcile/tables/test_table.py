@@ -113,7 +113,7 @@ def test_keys_of_other_programs_are_not_removed() -> None:
     assert set(numbers.foreign) == {"theirs"}
 
 
-def test_a_foreign_key_stays_foreign_if_its_desired_value_is_withdrawn_before_programming() -> None:
+def test_a_key_of_another_program_stays_foreign_if_it_is_released_before_it_is_programmed() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -122,14 +122,14 @@ def test_a_foreign_key_stays_foreign_if_its_desired_value_is_withdrawn_before_pr
     assert pending(numbers) == []
 
 
-def test_a_foreign_key_stays_foreign_even_if_the_observed_value_equals_the_desired_value() -> None:
+def test_a_key_of_another_program_stays_foreign_even_if_its_value_equals_the_desired_value() -> None:
     numbers = desiring(theirs=1)
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {"theirs": (OLD, 1)}, {})
     assert pending(numbers) == []
 
 
-def test_a_foreign_key_belongs_to_ipvsproxy_after_ipvsproxy_has_changed_the_key() -> None:
+def test_a_key_of_another_program_belongs_to_ipvsproxy_after_ipvsproxy_has_changed_the_key() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -139,7 +139,7 @@ def test_a_foreign_key_belongs_to_ipvsproxy_after_ipvsproxy_has_changed_the_key(
     assert pending(numbers) == ["theirs"]
 
 
-def test_a_virtual_server_of_ipvsproxy_still_belongs_to_ipvsproxy_without_its_witness() -> None:
+def test_a_virtual_server_still_belongs_to_ipvsproxy_if_its_witness_is_lost() -> None:
     numbers = desiring(key=1)
     numbers.confirm("key", 1)
     numbers.replace(OLD, {"key": (OLD, 1)}, {})
@@ -163,7 +163,7 @@ def test_protected_keys_are_never_removed_but_are_changed_while_desired() -> Non
     assert pending(numbers) == ["protected"]
 
 
-def test_a_large_observation_is_compared_in_several_steps_with_the_same_result() -> None:
+def test_comparing_a_large_observation_in_several_steps_gives_the_same_result_as_in_one_step() -> None:
     desired = {str(number): (OLD, number) for number in range(ITEMS_AT_ONCE)}
     listing = {str(number): 1 for number in range(2 * ITEMS_AT_ONCE)}
     at_once, in_parts = table(), table()
@@ -194,7 +194,7 @@ def test_reading_some_keys_does_not_change_other_keys() -> None:
     assert set(numbers.take_drifted()) == {"lost", "changed", "stray"}
 
 
-def test_an_observed_value_that_is_equal_keeps_the_stored_object() -> None:
+def test_if_an_observed_value_equals_the_stored_value_the_table_keeps_the_stored_object() -> None:
     held, equal = [1], [1]
     numbers: Table[str, Owner, list[int]] = Table(
         lambda owner: owner, lambda _wanted, observed: observed != [1], lambda _key: False
@@ -247,7 +247,7 @@ def test_further_drift_of_a_key_that_already_differs_is_counted_but_not_reported
     assert (numbers.drifted, numbers.take_drifted()) == (7, ["key"])
 
 
-def test_a_change_to_the_desired_value_does_not_count_as_drift() -> None:
+def test_an_observed_change_to_the_desired_value_does_not_count_as_drift() -> None:
     numbers = table()
     list(numbers.observing({}, ours()))
     numbers.replace(OLD, {}, {"key": (OLD, 1)})

@@ -42,7 +42,9 @@ def test_an_entry_proves_only_that_the_virtual_server_that_it_names_belongs_to_i
         (SetKind.LOAD_BALANCER_FIREWALL, None),
     ],
 )
-def test_entries_that_name_a_pod_or_a_client_or_only_restrict_traffic_are_not_witnesses(kind: SetKind, other: str | None) -> None:
+def test_entries_that_name_a_pod_or_client_and_entries_that_only_restrict_traffic_are_no_witnesses(
+    kind: SetKind, other: str | None
+) -> None:
     entry = examples.entry(kind, KEY, other)
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
 
@@ -172,7 +174,7 @@ def test_entries_without_an_existing_virtual_server_may_be_removed() -> None:
     assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))
 
 
-def test_the_virtual_server_of_a_mark_keeps_entries_of_the_mark_but_no_node_port_of_the_same_number() -> None:
+def test_entries_of_a_mark_are_witnesses_of_its_virtual_server_but_a_node_port_of_the_same_number_is_not() -> None:
     witnesses = ownership.Witnesses([FirewallMark.of(Family.IPV4, 30080)])
     entries = [mark_entry(FirewallMark.of(family, mark)) for family in Family for mark in (30080, 30081)]
     assert [witnesses.need(entry) for entry in entries] == [True, False, False, False]

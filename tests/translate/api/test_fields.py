@@ -1,4 +1,4 @@
-"""The texts of addresses, networks, times and annotations.
+"""Which texts are valid as addresses, networks, times and annotations.
 
 ``test_treatment.py`` tests what annotations mean on a node.
 """
@@ -50,7 +50,7 @@ def parse_named(named: dict[str, str]) -> tuple[ServiceAnnotations, list[Skipped
 THOUSAND = [f"n{number}" for number in range(1000)]
 
 
-def test_a_service_with_only_annotations_of_other_programs_has_none_of_our_annotations() -> None:
+def test_annotations_of_other_programs_are_ignored_without_a_reason() -> None:
     parsed, skipped = parse_named({"kubectl.kubernetes.io/last-applied-configuration": "{}"})
     assert parsed is NO_ANNOTATIONS
     assert skipped == []

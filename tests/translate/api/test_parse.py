@@ -84,7 +84,7 @@ def test_the_headless_label_has_no_effect_on_a_service() -> None:
     assert _service(metadata={"labels": {"service.kubernetes.io/headless": ""}}).not_served is None
 
 
-def test_a_service_without_a_usable_cluster_ip_gives_the_reason_for_each_cluster_ip() -> None:
+def test_if_no_cluster_ip_of_a_service_is_usable_the_reason_for_each_cluster_ip_is_given() -> None:
     service = _service({"clusterIP": "10.96.0.300", "clusterIPs": ["10.96.0.300", "fd00::x"], "externalIPs": ["192.0.2.1"]})
     assert service.not_served == Skipped("spec.clusterIPs", "none is a usable address")
     assert _reasons(service) == [
@@ -205,7 +205,7 @@ def test_an_ingress_with_a_host_name_is_not_used_and_not_reported_as_invalid() -
     assert service.skipped == ()
 
 
-def test_source_ranges_are_stripped_of_blanks_and_host_bits_and_duplicates() -> None:
+def test_blanks_host_bits_and_duplicates_are_removed_from_source_ranges() -> None:
     ranges = [" 10.0.0.0/8", "10.1.2.3/8", "", "203.0.113.7/32", "2001:db8::/32", "10.0.0.0"]
     service = _service({"loadBalancerSourceRanges": ranges})
     assert service.options.source_ranges == builders.networks("10.0.0.0/8", "203.0.113.7/32", "2001:db8::/32")
@@ -267,7 +267,7 @@ def test_external_traffic_policy_is_only_used_for_services_that_can_be_reached_f
     assert _service(spec | {"externalTrafficPolicy": "Cluster"}).options.external_traffic_local is False
 
 
-def test_internal_traffic_policy_is_cluster_unless_it_is_local() -> None:
+def test_every_internal_traffic_policy_except_local_counts_as_cluster() -> None:
     assert _service({"internalTrafficPolicy": "Local"}).options.internal_traffic_local
     assert not _service({"internalTrafficPolicy": "Cluster"}).options.internal_traffic_local
     assert not _service().options.internal_traffic_local

@@ -1,4 +1,7 @@
-"""The schema of the API's JSON. The tests of ``decode`` and ``parse`` show that each field is read by its name."""
+"""The schema of the JSON that the API server sends.
+
+The tests of ``decode`` and ``parse`` show that each field is read by its name.
+"""
 
 import msgspec
 import pytest

@@ -85,7 +85,7 @@ def test_a_service_that_is_not_served_has_an_empty_desired_state_with_a_reason()
 
 
 @pytest.mark.parametrize("cluster", [DUAL[:1], DUAL[1:], DUAL])
-def test_services_without_rare_properties_share_one_empty_object(cluster: tuple[str, ...]) -> None:
+def test_services_without_rare_fields_share_one_empty_object(cluster: tuple[str, ...]) -> None:
     assert state_of(service(cluster=cluster), endpoint_slice(endpoint("10.244.0.5"))).rare is NO_RARITIES
 
 
@@ -115,7 +115,7 @@ def test_a_node_that_serves_one_family_serves_only_services_of_this_family(famil
 
 
 @pytest.mark.checklist(33)
-def test_endpoint_ports_of_different_protocols_are_different_ports() -> None:
+def test_an_endpoint_port_with_the_same_number_but_another_protocol_is_not_used() -> None:
     udp = endpoint_slice(endpoint("10.244.0.5"), ports=[endpoint_port(8080, Protocol.UDP)])
     assert backends(state_of(service(external=["192.0.2.1"]), udp), "192.0.2.1") == set()
 
@@ -182,7 +182,7 @@ BETTER_ELSEWHERE = [*map(draining, TWO), endpoint("10.0.1.4", OTHER_NODE)]
         ({"external_local": True}, BETTER_ELSEWHERE, {4}, {2, 3}),
     ],
 )
-def test_traffic_goes_to_ready_endpoints_within_its_policy_or_else_to_terminating_endpoints(
+def test_traffic_goes_to_the_ready_endpoints_that_its_policy_allows_or_else_to_terminating_endpoints(
     policy: dict[str, bool], endpoints: list[Endpoint], internal: set[int], external: set[int]
 ) -> None:
     web = service("web", service_port(node_port=30080), external=["192.0.2.1"], **policy)  # type: ignore[arg-type]  # names of policies
@@ -211,7 +211,7 @@ def _local(*, internal: bool, external: bool) -> Service:
 @pytest.mark.checklist(84, 85, 86, 87, 88)
 @pytest.mark.parametrize(("internal", "external"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("slices", "is_counted"), [([HERE], False), ([ELSEWHERE], True), ([], False)])
-def test_a_local_policy_is_counted_if_only_other_nodes_have_an_endpoint(
+def test_a_local_policy_without_local_endpoints_is_counted_if_other_nodes_have_endpoints(
     slices: list[EndpointSlice], *, internal: bool, external: bool, is_counted: bool
 ) -> None:
     counted = _without_local(state_of(_local(internal=internal, external=external), *slices))

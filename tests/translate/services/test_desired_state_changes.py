@@ -1,6 +1,7 @@
 """The effects of changes of a Service or its EndpointSlices: the states before and after the change.
 
-The two states also determine which tracked flows must be cleaned, because they name the real servers that may continue to answer.
+The two states also determine which tracked flows must be cleaned, because each state names the real servers that may continue to
+answer.
 """
 
 import pytest
@@ -43,7 +44,7 @@ def test_ports_removed_from_a_service_leave_no_objects_behind() -> None:
 
 
 @pytest.mark.checklist(40, 49, 51)
-def test_only_a_load_balancer_has_a_health_check_and_a_change_of_type_keeps_the_cluster_ip_ports() -> None:
+def test_a_service_that_becomes_a_load_balancer_gets_a_health_check_and_keeps_its_cluster_ip_ports() -> None:
     plain, balancer = state_of(service("lb", *THREE_PORTS)), state_of(_balancer(*THREE_PORTS))
     assert members(SetKind.CLUSTER_IP, plain) == members(SetKind.CLUSTER_IP, balancer)
     assert frontends(plain) < frontends(balancer)

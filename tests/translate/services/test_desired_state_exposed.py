@@ -48,7 +48,7 @@ def _node_port(
     ("cluster", "node", "backend"),
     [(CLUSTER_IP, "100.101.102.103", "10.180.0.1:80"), (CLUSTER_IP_V6, "2001:db8::1:1", "[1002:ab8::2:10]:80")],
 )
-def test_a_node_port_is_a_virtual_server_of_its_family_in_addition_to_the_cluster_ip(
+def test_a_node_port_has_its_own_virtual_server_in_each_family_beside_that_of_the_cluster_ip(
     cluster: str, node: str, backend: str
 ) -> None:
     view = builders.node_view(DUAL_NODE)

@@ -97,7 +97,7 @@ def test_packets_from_a_tunnel_reach_endpoints_of_weight_zero_if_this_node_has_n
         assert here == [weights, by_tunnel]
 
 
-def test_endpoints_of_a_node_without_direct_return_are_masqueraded() -> None:
+def test_connections_to_endpoints_of_a_node_without_direct_return_are_masqueraded() -> None:
     state = _shop("10.244.0.5", "10.244.1.5", view=_view(tunnel_ends={}))
     assert _weights(state.rare.scopes[0]) == {"10.244.0.5:8080": 1, "10.244.1.5:8080": 1}
     assert members(SetKind.NOT_DIRECT, state) == {"10.244.1.5,tcp:8080"}
@@ -186,7 +186,7 @@ def test_tunnelled_packets_of_unknown_senders_are_dropped_before_any_node_is_ann
 
 
 @pytest.mark.parametrize("device", ["tunl0", "eth0"])
-def test_without_direct_return_rules_guard_only_tunnel_devices_left_up_by_an_earlier_process(device: str) -> None:
+def test_if_direct_return_is_off_rules_guard_only_tunnel_devices_that_an_earlier_process_left_up(device: str) -> None:
     left = Settings(guards_tunnels=True)
     view = view_node(left, builders.THIS_NODE, None, [InterfaceAddress(device, parse_address("10.0.0.1"), 32)], ())
     chains = build_skeleton(Family.IPV4, left, view, frozenset(), ()).chains

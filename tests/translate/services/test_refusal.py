@@ -171,7 +171,7 @@ def test_a_service_without_refused_addresses_stays_the_same_object() -> None:
     assert refusal.admit(item, node_view(), SETTINGS)[0] is item
 
 
-def test_only_remedies_that_help_for_the_fields_with_the_refused_address_are_named() -> None:
+def test_only_remedies_for_the_fields_that_contain_the_refused_address_are_named() -> None:
     address = "192.168.0.11"
     balanced, external, both = (
         refusal.ways_out(builders.service("web", load_balancer=one, external=other), parse_address(address)).split("; ")

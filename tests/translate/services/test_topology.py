@@ -159,7 +159,7 @@ def test_endpoints_of_one_host_are_rarely_adjacent_in_the_order_of_a_node() -> N
     assert neighbours / 100 < 6, "of 19 pairs, 4 by chance; sorted, it would be 15 or 16"
 
 
-def test_different_services_begin_with_real_servers_at_different_positions_on_one_node() -> None:
+def test_the_real_server_that_comes_first_on_a_node_differs_from_service_to_service() -> None:
     first: collections.Counter[int] = collections.Counter()
     for service in range(2000):
         keys = [builders.backend(f"10.{service >> 8}.{service & 255}.{number}") for number in range(1, 11)]

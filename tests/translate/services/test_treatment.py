@@ -1,4 +1,4 @@
-"""What annotations mean on a node: settings of virtual servers, weights, and the reasons of unused annotations."""
+"""What annotations mean on a node: settings of virtual servers, weights, and the reasons why annotations are not used."""
 
 from typing import Any
 
