@@ -61,13 +61,13 @@ def _histogram(
 SYNC_DURATION = _histogram(f"{_SYNC}_duration_seconds", "How long a sync took.", FAST_S, *BY_FAMILY)
 PROGRAMMING_DURATION = _histogram(
     "kubeproxy_network_programming_duration_seconds",
-    "Time from a change of endpoints, by its annotation, until it was programmed.",
+    "Time from a change of endpoints, as its annotation gives it, until this change was programmed.",
     SLOW_S,
     *BY_FAMILY,
 )
 LAST_SYNC = _gauge(f"{_SYNC}_last_timestamp_seconds", "When the last sync was completed.", *BY_FAMILY)
 LAST_QUEUED = _gauge(f"{_SYNC}_last_queued_timestamp_seconds", "When a sync was last requested.", *BY_FAMILY)
-RESTORE_FAILURES = _counter(f"{_SYNC}_iptables_restore_failures_total", "Rules that could not be written.", *BY_FAMILY)
+RESTORE_FAILURES = _counter(f"{_SYNC}_iptables_restore_failures_total", "Attempts to write rules that failed.", *BY_FAMILY)
 NO_LOCAL_ENDPOINTS = _gauge(
     f"{_SYNC}_no_local_endpoints_total",
     "Services with a Local traffic policy whose endpoints are all on other nodes.",
@@ -77,7 +77,7 @@ NO_LOCAL_ENDPOINTS = _gauge(
 SERVICE_CHANGES = _counter(f"{_SYNC}_service_changes_total", "Changes of Services.")
 ENDPOINT_CHANGES = _counter(f"{_SYNC}_endpoint_changes_total", "Changes of EndpointSlices.")
 CONNTRACK_DURATION = _histogram(
-    "kubeproxy_conntrack_reconciler_sync_duration_seconds", "How long the cleaning of tracked flows took.", FAST_S, *BY_FAMILY
+    "kubeproxy_conntrack_reconciler_sync_duration_seconds", "How long the removal of tracked flows took.", FAST_S, *BY_FAMILY
 )
 DELETED_FLOWS = _counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "Tracked flows removed.", *BY_FAMILY)
 
@@ -95,7 +95,7 @@ REQUEST_DURATION = _histogram(
 
 PHASE_DURATION = _histogram(
     "ipvsproxy_sync_phase_duration_seconds",
-    "Time of a sync by phase; waiting is the age of its oldest change at its beginning.",
+    "Time of a sync by phase; the phase waiting is the age of the oldest change when the sync began.",
     FAST_S,
     "phase",
     at_zero=[(phase,) for phase in PHASES],
@@ -114,7 +114,7 @@ NETLINK_ERRORS = _counter(
     "error",
 )
 OPERATIONS = _counter("ipvsproxy_operations_total", "Operations on the kernel.", "verb", "kind", "outcome")
-SURPRISES = _counter("ipvsproxy_surprises_total", "Operations that found the kernel in another state than observed.")
+SURPRISES = _counter("ipvsproxy_surprises_total", "Operations that found the kernel in a state other than the observed state.")
 INVALID_OBJECTS = _counter(
     "ipvsproxy_invalid_objects_total",
     "Changed API objects, or parts of them, that are invalid and not used.",
@@ -130,7 +130,7 @@ EVENTS = _counter(
 )
 CONFIG_IN_FORCE = _gauge(
     "ipvsproxy_config_in_force",
-    "Whether the configuration file, as last read, is in force, except for settings that need a restart.",
+    "Whether the present configuration file is in force, except for settings that need a restart.",
 )
 BUILD_INFO = _gauge("ipvsproxy_build_info", "Version of this program.", "version", "python_version")
 DRY_RUN_DIFFERENCES = _gauge(
@@ -143,7 +143,7 @@ DRY_RUN_LAST_LOOK = _gauge("ipvsproxy_dry_run_last_look_timestamp_seconds", "Whe
 
 # Metrics whose values are counted at a scrape, from the tables of desired and observed state.
 
-SERVICE_CHANGES_PENDING = _gauge(f"{_SYNC}_service_changes_pending", "Changes of services that wait for a sync.")
+SERVICE_CHANGES_PENDING = _gauge(f"{_SYNC}_service_changes_pending", "Changes of Services that wait for a sync.")
 ENDPOINT_CHANGES_PENDING = _gauge(f"{_SYNC}_endpoint_changes_pending", "Changes of endpoints that wait for a sync.")
 OLDEST_CHANGE_AGE = _gauge("ipvsproxy_oldest_change_age_seconds", "Age of the oldest change that is not in force.")
 UNREADABLE_PARTS = _gauge(
@@ -158,7 +158,7 @@ LEFTOVER_RULES = _gauge(
 )
 OTHER_BACKEND_LEFT = _gauge(
     "ipvsproxy_other_backend_left",
-    "Whether ipvsproxy's sets or table in the other --rules-backend could not be removed.",
+    "Whether sets or the table of ipvsproxy remain in the unused --rules-backend, because their removal failed.",
 )
 UNOPENED_PORTS = _gauge("ipvsproxy_health_check_ports_unopened", "Health-check node ports that could not be opened, by address.")
 VIRTUAL_SERVERS = _gauge("ipvsproxy_virtual_servers", "Virtual servers of ipvsproxy.", *BY_FAMILY)
@@ -170,18 +170,16 @@ ADDRESSES = _gauge("ipvsproxy_addresses", "Addresses on kube-ipvs0.", *BY_FAMILY
 ROUTES = _gauge("ipvsproxy_routes", "Local routes to Service addresses, with --ipvs-vip-binding=routes.", *BY_FAMILY)
 SET_ENTRIES = _gauge("ipvsproxy_set_entries", "Entries of each set; a hash set starts with room for 65536.", "set")
 PENDING = _gauge("ipvsproxy_pending", "Kernel objects whose observed state differs from the desired one.", "kind")
-DRIFT = _counter(
-    "ipvsproxy_drift_total", "Kernel objects that another program has changed, by the readings of the kernel.", "kind"
-)
+DRIFT = _counter("ipvsproxy_drift_total", "Kernel objects that readings of the kernel found changed by another program.", "kind")
 DOUBTED_DELETIONS = _gauge(
     "ipvsproxy_doubted_deletions",
-    "Services or endpoints that are missing from a list, and are served until a second list confirms this.",
+    "Services or endpoints that are missing from a list, and are served until a second list confirms their removal.",
     "kind",
 )
 CONFLICTS = _gauge("ipvsproxy_conflicts", "Addresses and ports that several Services desire.")
 WITHOUT_SCOPE = _gauge(
     "ipvsproxy_ports_without_scope",
-    "Service ports with externalTrafficPolicy Local that have no packet mark left for a scope of this node's clients.",
+    "Service ports with externalTrafficPolicy Local without a second scope, because no packet mark is free.",
 )
 DRAINS = _gauge("ipvsproxy_drains", "Real servers that drain: they keep their connections and get no new connections.")
 WAITING_REMOVALS = _gauge(
@@ -192,19 +190,21 @@ OLDEST_DRAIN_AGE = _gauge("ipvsproxy_oldest_drain_age_seconds", "Age of the olde
 WATCH_CONNECTED = _gauge("ipvsproxy_watch_connected", "Whether a watch is open.", "kind")
 WATCH_STALE = _gauge("ipvsproxy_watch_stale", "Whether a watch has been silent for too long.", "kind")
 WATCH_CONTACT_AGE = _gauge("ipvsproxy_watch_contact_age_seconds", "Time since the last message of the API server.", "kind")
-WATCH_RESTARTS = _counter("ipvsproxy_watch_restarts_total", "Lists and watches that were started again.", "kind", "reason")
+WATCH_RESTARTS = _counter("ipvsproxy_watch_restarts_total", "Restarts of lists and watches.", "kind", "reason")
 
 # Metrics that show the counters of IPVS.
 
 TRAFFIC_LISTED = _gauge("ipvsproxy_traffic_listed", "Service ports and endpoints with separate traffic series.", "kind")
-TRAFFIC_UNLISTED = _gauge("ipvsproxy_traffic_unlisted", "Service ports and endpoints beyond the limit, counted together.", "kind")
+TRAFFIC_UNLISTED = _gauge(
+    "ipvsproxy_traffic_unlisted", "Service ports and endpoints beyond the limit, with common series for their traffic.", "kind"
+)
 OPEN_CONNECTIONS = _gauge(
     "ipvsproxy_endpoint_open_connections",
-    "Connections by endpoint; without --endpoint-metrics, of draining endpoints only.",
+    "Connections by endpoint; without --endpoint-metrics, only for draining endpoints.",
     *_BY_ENDPOINT,
     "state",
 )
-_IN_AND_OUT = "from clients (in) and to them (out)."
+_IN_AND_OUT = "from clients (in) and to clients (out)."
 SERVICE_CONNECTIONS = _counter("ipvsproxy_service_connections_total", "Connections by service.", *_BY_PORT)
 SERVICE_PACKETS = _counter("ipvsproxy_service_packets_total", f"Packets by service, {_IN_AND_OUT}", *_BY_PORT, "direction")
 SERVICE_BYTES = _counter("ipvsproxy_service_bytes_total", f"Bytes by service, {_IN_AND_OUT}", *_BY_PORT, "direction")
