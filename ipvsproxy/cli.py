@@ -70,7 +70,7 @@ def _as_running(
     command: commands.Command, read: Callable[[Sequence[str]], Config], given: Collection[str], arguments: Sequence[str]
 ) -> Config | None:
     """The configuration of the running ipvsproxy process, for a command that inspects the node and got no flag of ``run``."""
-    if command.name == "fleet":  # ``fleet`` uses the rights of its caller, not the rights of this node
+    if command.name == "fleet":  # ``fleet`` uses the caller's credentials, not the credentials of this node
         return None
     has_flags = not _OF_COMMANDS.issuperset(given)
     if command.implied != "--proxy-mode=ipvs" or has_flags or not (running := instance.running()):

@@ -95,11 +95,11 @@ class NodeToClean(NamedTuple):
 class Result:
     """The result of a cleanup, or of a dry run.
 
-    ``outcomes`` maps each operation to its outcome. An operation that the cleanups of both backends apply, such as the removal of
-    a virtual server, appears only once. The keys of ``left`` are the places and IP families in which a proxy has left rules
-    behind; each value is the reason why some of these rules are not removed. The reason is empty if all rules are removed.
-    ``problems`` has a line for each reason why objects of ipvsproxy, except the rules in ``left``, may remain. ``notes`` has a
-    line for each omitted part of the cleanup.
+    ``outcomes`` has the outcome of each operation. If the cleanups of both backends apply the same operation, such as the removal
+    of a virtual server, ``outcomes`` has this operation only once. The keys of ``left`` are the places and IP families in which a
+    proxy has left rules behind; each value is the reason why some of these rules are not removed. The reason is empty if all
+    rules are removed. ``problems`` has a line for each reason why objects of ipvsproxy, except the rules in ``left``, may remain.
+    ``notes`` has a line for each omitted part of the cleanup.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
@@ -143,7 +143,7 @@ def _clean_here(config: Config, result: Result) -> None:
         with contextlib.ExitStack() as closing:
             instance = closing.enter_context(contextlib.closing(Instance()))
             if config.dry_run:
-                instance.close()  # a dry run must not keep a proxy from starting
+                instance.close()  # a proxy must be able to start during a dry run
             for backend in backends.to_clean(skeleton.CHAINS):
                 own = ONLY_OWN_OF_IPTABLES if backend is Backend.IPTABLES else ONLY_OWN
                 extent = own if config.only else EVERYTHING
@@ -237,7 +237,7 @@ def clean(
 
 
 def _removal_of_unlike(node: NodeToClean, result: Result) -> list[Operation]:
-    """Operations that remove the sets whose parameters come from another version of ipvsproxy."""
+    """Operations that remove the sets that another version of ipvsproxy created with other parameters."""
     try:
         return [Operation(Verb.REMOVE, ip_set) for ip_set in node.unlike_sets()]
     except KernelError as error:

@@ -45,7 +45,7 @@ _BAD: Mapping[str, tuple[str, str]] = {
     _BRIDGES: ("0", f"set it to 1: {_NO_ANSWER}"),
     _REUSE: ("0", "set it to 1: with 0, new connections from reused source ports go to real servers that are being removed"),
 }
-"""Settings that ipvsproxy does not write, each with the value that stops traffic, and with the remedy."""
+"""Sysctls that ipvsproxy does not write; each sysctl has the value that stops traffic, and the remedy."""
 OLDEST = (4, 18)
 """The oldest kernel in docs/compatibility.md, which is the kernel of RHEL 8."""
 
@@ -288,7 +288,7 @@ def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _some(texts: Sequence[str], separator: str = "; ") -> str:
-    """The first few texts, joined to one text, and the number of the remaining texts."""
+    """A text that consists of the first ``FEW`` texts and the number of the remaining texts."""
     return separator.join([*texts[:FEW], *([f"{len(texts) - FEW} more"] if texts[FEW:] else [])])
 
 
@@ -409,7 +409,7 @@ def describe(node_name: str, findings: Sequence[Finding]) -> Document:
 def render(document: Document) -> Iterator[str]:
     """The result as text: the findings that need attention, the worst first, each with its remedy.
 
-    All topics that need no attention are listed in one line, only by their names.
+    One line lists the names of all topics that need no attention.
     """
     findings = document["findings"]
     for level in (Level.FAIL, Level.WARN, Level.NOTE):

@@ -3,7 +3,7 @@
 Rule 1: a shadow applies no operation, loads no module and opens no health-check port, because kube-proxy does these things.
 Rule 2: kube-proxy needs time to program a change, so the shadow waits for ``PATIENCE_S`` after a change before it reads the
 kernel.
-Rule 3: the shadow listens on ports other than kube-proxy's, so that the shadow and kube-proxy can use the same configuration.
+Rule 3: the shadow does not listen on kube-proxy's ports, so that the shadow and kube-proxy can use the same configuration.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ from ipvsproxy.store.objects import Changes
 PATIENCE_S = 5.0
 """The time from a change, or from a comparison, to the next comparison."""
 OTHER_PORTS = {10256: 10356, 10249: 10349}
-"""Replacements of kube-proxy's default ports. Any other port is the operator's choice, and does not change."""
+"""The ports that replace kube-proxy's default ports in a dry run. Any other port is the operator's choice, and does not
+change."""
 SHOWN = 5
 """The largest number of new differences that a comparison logs, each in a separate line."""
 
@@ -64,7 +65,8 @@ class DryRun:
     async def compare(self) -> None:
         """Compare once.
 
-        If the kernel cannot be read, or the first list of a kind is in doubt, log the problem and keep the previous figures.
+        If the kernel cannot be read, or if the first list of a kind of API objects is in doubt, the method logs the problem and
+        keeps the previous figures.
         """
         self._changed.clear()
         if self.comparison.store.may_lack_all:

@@ -180,7 +180,7 @@ def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collecti
 
 
 def _unserved_loopback(subject: Subject, services: Iterable[Service], view: NodeView) -> Iterator[Document]:
-    """The reason why node ports do not answer on a loopback address, and the addresses on which node ports answer."""
+    """A text that says why node ports do not answer on a loopback address, and on which addresses node ports answer."""
     if not isinstance(subject, Place) or not subject.address.is_loopback:
         return
     family = subject.address.family

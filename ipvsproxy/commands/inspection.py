@@ -50,7 +50,8 @@ from ipvsproxy.translate.translation_settings import Settings
 WELL, NOT_WELL, CANNOT_TELL = 0, 1, 2
 """The exit statuses of commands. ``NOT_WELL`` means that the answer is a difference, a failed check or an unknown subject."""
 JSON_VERSION = 1
-"""The version of every document. The number grows if a field is removed or changes its meaning, not if a field is added."""
+"""The version of every document. The version is increased if a field is removed or gets another meaning, but not if a field is
+added."""
 
 Document = Mapping[str, Any]
 
@@ -88,7 +89,7 @@ class Comparison:
         """Read the kernel, and take the pending changes out of the store; returns the pending changes.
 
         Raises:
-            UnknownStateError: a part of the kernel could not be read, or the first list of a kind is in doubt.
+            UnknownStateError: a part of the kernel could not be read, or the first list of a kind of API objects is in doubt.
             KernelError: the kernel did not answer a query.
         """
         if self.store.may_lack_all:
@@ -142,7 +143,7 @@ def reasons_of(error: CannotStartError | KernelError) -> Sequence[str]:
 
 
 class CommandAnswer(NamedTuple):
-    """The answer of a command, its exit status, and sentences about data that is missing from the answer."""
+    """The answer and the exit status of a command, and sentences about data that is missing from the answer."""
 
     document: Document
     status: int = WELL
@@ -163,7 +164,8 @@ def execute(
 ) -> int:
     """Run a command, and print its answer; returns the exit status.
 
-    If the command cannot do its work, the exit status is ``failed``, and the reasons are printed before the conclusion.
+    If the command fails, the exit status is ``failed``; the reasons for the failure are printed first, and ``conclusion`` is
+    printed last.
     """
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:

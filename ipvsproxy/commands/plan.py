@@ -29,7 +29,7 @@ _SIGNS: Mapping[str, str] = {Verb.ADD.value: "+", Verb.SET.value: "~", Verb.REMO
 
 
 class PlanningKernel:
-    """A ``Kernel`` that reads the real kernel, but only records operations and reports them as done."""
+    """A ``Kernel`` that reads the real kernel, only records operations, and reports that the operations succeeded."""
 
     def __init__(self, kernel: ReadableKernel) -> None:
         self._real = kernel
@@ -57,8 +57,8 @@ class PlanningKernel:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Record the operations, and apply none.
 
-        The event loop sets the IPVS timeouts at each start. The plan contains this operation only if it would change the values
-        of the timeouts.
+        The event loop sets the IPVS timeouts at each start. The plan contains this operation only if the operation would change a
+        timeout.
         """
         self.operations += (
             one for one in one_by_one(operations) if not isinstance(one.item, Timeouts) or self._would_change(one.item)

@@ -42,13 +42,14 @@ class Finding(NamedTuple):
 
 
 ok = functools.partial(Finding, Level.OK)
-"""All is well."""
+"""A finding that all is well."""
 note = functools.partial(Finding, Level.NOTE)
-"""The operator need not act, because ``run`` corrects the state, or because the finding is only a reminder."""
+"""A finding for which the operator need not act, because ``run`` corrects the state, or because the finding is only a
+reminder."""
 warn = functools.partial(Finding, Level.WARN)
-"""The operator should act, or should at least know about the finding."""
+"""A finding for which the operator should act, or of which the operator should at least know."""
 fail = functools.partial(Finding, Level.FAIL)
-"""Traffic cannot flow."""
+"""A finding that traffic cannot flow."""
 
 
 _REFUSED = {

@@ -24,7 +24,7 @@ RATES_TRIED = 10
 """The pause between two requests, and the largest number of requests, while ``top`` without a screen waits for rates. The daemon
 knows rates only after two readings of the counters."""
 NEVER_S = 1e12
-"""A time that is later than every point of the node's history."""
+"""A time that is later than every point of the node's history, so that a request with this time gets no points."""
 NO_TEXTUAL = (
     "the screen needs Textual, which the image has: pip install 'ipvsproxy[top]'; --once and --output=json work without it"
 )

@@ -15,7 +15,10 @@ UNKNOWN = "-"
 
 
 class Question(NamedTuple):
-    """The selection of the Services to show, and their order: the busiest first, or by name. The first page has number 1."""
+    """The selection of the shown Services, and the order of these Services: the busiest Service first, or by name.
+
+    The first page has number 1.
+    """
 
     sort: Sort = Sort.CONNECTIONS
     is_reversed: bool = False
@@ -45,7 +48,7 @@ def parameters(text: str) -> Mapping[str, str]:
 
 
 class Row(NamedTuple):
-    """A row of a table: its name, and its text in each column."""
+    """A row of a table: the row's name, and the row's text in each column."""
 
     name: str
     texts: Sequence[str]
@@ -62,11 +65,11 @@ class Picture(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table: its title, its text for a row, and whether its texts are figures, which are aligned to the right.
+    """A column of a table: the title, the function that returns the text for a row, and whether the texts are figures.
 
-    A column is omitted if the terminal has fewer than ``from_width`` columns. If a row is too wide, texts of the column are
-    shortened, but keep at least ``gives_way`` characters. The widest column is shortened first. If ``gives_way`` is 0, the
-    column's texts are never shortened.
+    Figures are aligned to the right. A column is omitted if the terminal has fewer than ``from_width`` columns. If a row is too
+    wide, texts of the column are shortened, but keep at least ``gives_way`` characters. The widest column is shortened first. If
+    ``gives_way`` is 0, the column's texts are never shortened.
     """
 
     title: str
@@ -145,7 +148,7 @@ def _texts(columns: Sequence[Column], row: Any) -> list[str]:
 
 
 def fitting(all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> tuple[list[Column], list[list[str]]]:
-    """The columns that a terminal of this width shows, and the texts of the rows.
+    """The columns that a terminal of the given width shows, and the texts of the rows.
 
     Texts are shortened until every column except the last column fits.
     """

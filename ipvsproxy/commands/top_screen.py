@@ -40,7 +40,7 @@ Conn/s Pkt/s B/s
 """
 
 ONLY_PROBLEMS = "problems:only"
-"""The word of a filter that leaves only Services with a problem."""
+"""The word in a filter that selects only Services with a problem."""
 LONGEST_FILTER = 200
 """The largest number of characters in a filter that the daemon accepts."""
 
@@ -87,7 +87,7 @@ class FollowingScreen(Screen[None]):
         self._read = read
 
     def compose(self) -> ComposeResult:
-        """The lines about what is shown, a warning, the filter (only of ``MainScreen``), and the table."""
+        """Creates the lines above the table, the line for a warning, the filter (only in ``MainScreen``), and the table."""
         yield Static(Content(printable(self.title or "asking …")), id="about")
         yield Static("", id="message")
         yield Input(placeholder="name, address, port, pod address", max_length=LONGEST_FILTER, id="filter")
@@ -141,7 +141,7 @@ class FollowingScreen(Screen[None]):
         self.say(self._message())
 
     def say(self, text: str) -> None:
-        """Show a warning of one line, or remove it."""
+        """Show a warning of one line, or remove the previous warning."""
         message = self.query_one("#message", Static)
         message.update(Content(printable(text)))
         message.display = bool(text)

@@ -126,7 +126,7 @@ OWN = (
 )
 """Options that kube-proxy does not have.
 
-In a file, the fields of these options stand under ``ipvsproxy:``; flags override them.
+In a file, the fields of these options are in the section ``ipvsproxy:``. A flag overrides the field of the same option.
 """
 
 NODE = (
@@ -302,10 +302,11 @@ WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
         text("machine-id-file", overrides_file=True),
     ),
 }
-"""Options of kube-proxy that have no effect in ipvsproxy, grouped by the reason, which is also their help text.
+"""Options of kube-proxy that have no effect in ipvsproxy. The options are grouped by the reason, which is also the help text of
+each option in the group.
 
-These options are read, checked as kube-proxy checks them, and kept: a configuration written by ``--write-config-to`` still means
-the same to kube-proxy.
+These options are read and kept, and are checked as in kube-proxy. Therefore, a configuration that ``--write-config-to`` has
+written still has the same meaning for kube-proxy.
 """
 
 OPTIONS: Mapping[str, tuple[Option, ...]] = {

@@ -186,7 +186,7 @@ class Kind(enum.Enum):
 
 
 class Likeness(enum.StrEnum):
-    """How an option compares with the same option of kube-proxy."""
+    """Whether, and how, an option differs from the option of kube-proxy with the same name."""
 
     SAME = "same"
     EXTENDED = "extended"
@@ -196,7 +196,7 @@ class Likeness(enum.StrEnum):
 
 
 AT_START = frozenset(("source", "servers", "drivers", "node_name", "translation.allowed_addresses"))
-"""The parts and attributes of ``Config`` that a process reads only at its start."""
+"""The parts and attributes of ``Config`` that a process reads only when the process starts."""
 
 
 class Option(NamedTuple):
@@ -272,7 +272,7 @@ class Option(NamedTuple):
         return self.to in AT_START or self.to.partition(".")[0] in AT_START
 
     def written(self, value: Value) -> str:
-        """The text with which a flag sets this value."""
+        """The given value in the syntax of a flag's value."""
         if isinstance(value, Mapping):
             return ",".join(f"{name}={str(choice).lower()}" for name, choice in value.items())
         if isinstance(value, tuple):
@@ -331,7 +331,7 @@ class ValuePlace(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A value and the place where it was given."""
+    """A value of an option, and the place where the user gave the value."""
 
     value: Value
     source: ValuePlace

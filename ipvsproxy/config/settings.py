@@ -44,7 +44,7 @@ class Sort(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TopOptions:
-    """What ``top`` shows, and how often it refreshes.
+    """What ``top`` shows, and how often ``top`` refreshes its screen.
 
     An empty ``server`` means the metrics server that the configuration describes.
     """
@@ -276,12 +276,13 @@ class Config:
         return kept
 
     def warnings(self, families: Collection[Family]) -> Iterator[str]:
-        """A sentence for each field of the configuration that has no value for a served IP family.
+        """A sentence for each field of the configuration whose value has no address of a served IP family.
 
         The sentences are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), with two
         differences. An unset ``nodePortAddresses`` causes no warning, because unset is the default. If ``nodePortAddresses`` has
         only loopback addresses, there is an additional warning. Warnings about ``clusterCIDR`` and ``spec.podCIDRs`` come from
-        the module that knows the Node. This method does not know which families the word ``primary`` excludes.
+        the module that knows the Node. If ``nodePortAddresses`` is the word ``primary``, this method gives no warning about the
+        field, because the method does not know which IP families the word excludes.
         """
         node_ports = () if self.translation.node_port_primary else self.translation.node_port_networks
         for field, networks in (("nodePortAddresses", node_ports), ("ipvs.excludeCIDRs", self.policy.excluded)):

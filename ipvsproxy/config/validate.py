@@ -43,9 +43,9 @@ the longest accepted name."""
 _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}", re.ASCII)
 _EXTERNAL_IPS_GATE = "AllowServiceExternalIPs"
 IPVS_SYSCTLS = {"sloppy_sctp": range(2), "sloppy_tcp": range(2), "conn_lfactor": range(-8, 9), "svc_lfactor": range(-8, 9)}
-"""The settings of IPVS that an operator may choose, with their values.
+"""The sysctls of IPVS that an operator may set, with the allowed values of each sysctl.
 
-All other settings of IPVS are left unchanged, or chosen by ipvsproxy.
+All other sysctls of IPVS are either chosen by ipvsproxy or not changed.
 """
 _LOCKED_GATES = frozenset(("PreferSameTrafficDistribution", "MultiCIDRServiceAllocator"))
 
@@ -83,7 +83,7 @@ class Values:
         self.problems.append(Problem(source or self.source(key), text, key))
 
     def known(self, *keys: str) -> bool:
-        """Whether all given options are free of problems, so that their values can be compared."""
+        """Whether none of the given options has a problem; only then can the values of the options be compared."""
         return not any(problem.key in keys for problem in self.problems)
 
 

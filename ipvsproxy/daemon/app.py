@@ -1,4 +1,4 @@
-"""Builds the whole program from its parts: takes a configuration and returns an exit status."""
+"""Connects the parts of the daemon into one process, which serves with a given configuration until a signal arrives."""
 
 import asyncio
 import contextlib
@@ -224,7 +224,7 @@ class _Node(Watcher):
             self._audited.clear()
 
     async def _reconfigure(self, new: Config) -> None:
-        """Apply a configuration completely or not at all; therefore the only step that may fail comes first."""
+        """Apply a configuration completely or not at all. For this reason, the only step that may fail is the first step."""
         choices, why_not = await _choices(self.kernel, new, self.programs)
         chosen = {one.path for one in choices.settings.sysctls}
         left = [one.path for one in self._engine.choices.settings.sysctls if one.path not in chosen]
@@ -304,10 +304,10 @@ async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[F
 
 
 async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_protocol: int) -> None:
-    """Make the event loop read the kernel when another program changes addresses, interfaces or our local routes.
+    """Make the event loop read the kernel when another program changes addresses, interfaces or ipvsproxy's local routes.
 
     ``own_ports`` are the netlink port ids of the sockets with which this process changes addresses and routes. The caller may add
-    more ports while this function runs. ``route_protocol`` is the protocol number of our local routes.
+    more ports while this function runs. ``route_protocol`` is the protocol number of ipvsproxy's local routes.
 
     Raises:
         KernelError: the kernel does not send notifications, or has ceased to send notifications.

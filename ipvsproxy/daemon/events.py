@@ -92,8 +92,8 @@ class Recorder:
         self._all = timing.Bucket(BURST, REFILL_S, self.clock())
         self._objects: timing.RateLimits[Regarding] = timing.RateLimits(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
         self._repeats: Counter[KubernetesEvent] = Counter()
-        """The number of repetitions of each event since the event was last written. The repetitions were dropped, or occurred
-        while the event waited."""
+        """How often each event has been repeated since the event was last written. The repetitions were dropped by a rate limit,
+        or were recorded while the event waited."""
         self._pending: dict[KubernetesEvent, float] = {}
         """The time at which each waiting event is due."""
         self._wake = asyncio.Event()
@@ -180,7 +180,7 @@ SET_FULL = (4352, errno.ENOSPC)
 """The error numbers for a full set: IPSET_ERR_HASH_FULL, and ENOSPC if the kernel has no memory for the set."""
 NODE_HIDDEN = "NodeAddressHidden"
 STARTING = "StartKubeProxy"
-"""The action in all of kube-proxy's events about its Node."""
+"""The action that kube-proxy writes in all of its events about the Node."""
 
 
 class Announcer:

@@ -215,7 +215,7 @@ def loopback(root: pathlib.Path = pathlib.Path("/")) -> Loopback:
 
 
 def listeners(ports: Collection[int], proc: pathlib.Path = pathlib.Path("/proc")) -> Mapping[int, str]:
-    """The programs that listen on these TCP ports of this network namespace, each as ``name (process 123)``."""
+    """The programs that listen on the given TCP ports of this network namespace, each as ``name (process 123)``."""
     return {one.port: one.program for one in rivals.sockets([(Protocol.TCP, port) for port in ports], proc)}
 
 

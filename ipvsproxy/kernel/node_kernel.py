@@ -329,7 +329,7 @@ class NodeKernel:
         return self.ipvs.read_timeouts()
 
     def why_unusable(self, name: str) -> str:
-        """The reason why no virtual server can have this scheduler (empty if it is usable), and the existing schedulers.
+        """The reason why no virtual server can have a scheduler, with the existing schedulers; empty if the scheduler is usable.
 
         Raises:
             KernelError: the kernel did not answer this time; a later attempt may succeed.
@@ -349,7 +349,7 @@ class NodeKernel:
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]:
-        """The connection counts of these virtual servers; None means that a virtual server's connections could not be read."""
+        """The connection counts of the given virtual servers; None if the counts of a virtual server could not be read."""
         try:
             counts = self.ipvs.connections(keys)
         except KernelError:
@@ -392,7 +392,10 @@ class NodeKernel:
                 self._former_sets.apply([operation for operation in run if isinstance(operation.item, SetEntries)])
 
     def _forget_fingerprints(self, run: Iterable[Operation]) -> None:
-        """Make the next poll read the rules that these operations wrote, because another program may have undone the changes."""
+        """Make the next poll read the rules that the given operations wrote.
+
+        Another program may have undone the changes of these operations.
+        """
         for _, item in run:
             if isinstance(item, Skeleton):
                 self._fingerprints.pop(item.family, None)

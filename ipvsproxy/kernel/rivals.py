@@ -60,7 +60,7 @@ class PortRule(NamedTuple):
     ports: tuple[range, ...]
 
     def has(self, protocol: Protocol, port: int) -> bool:
-        """Whether the rule applies to packets to this port."""
+        """Whether the rule applies to packets to the given port."""
         return self.protocol in (None, protocol) and (not self.ports or any(port in one for one in self.ports))
 
 
@@ -73,7 +73,7 @@ class Rivals(NamedTuple):
 
 
 def read(ports: Collection[tuple[Protocol, int]]) -> Rivals:
-    """Read the sockets that use these ports, and the rules of iptables and nf_tables for all ports."""
+    """Read the sockets that use the given ports, and the rules of iptables and nf_tables for all ports."""
     plain = [iptables_driver.COMMANDS] if shutil.which("iptables-save") else []
     listings, failures = listings_of_rules(iptables_variant.installed(), plain)
     rules = dict.fromkeys(rule for text in listings.values() for rule in port_rules(text))
@@ -88,7 +88,7 @@ def read(ports: Collection[tuple[Protocol, int]]) -> Rivals:
 def listings_of_rules(
     variants: Collection[iptables_variant.Variant], otherwise: Sequence[Mapping[Family, str]] = ()
 ) -> tuple[Mapping[str, str], Sequence[str]]:
-    """The output of ``iptables-save`` for both families in these variants, by the name of the program without ``-save``.
+    """The output of ``iptables-save`` for both families in the given variants, by the name of the program without ``-save``.
 
     The second result has the reason for each program that could not be run. A program that exits with an error is left out,
     because this kernel has no tables of the program's variant. ``otherwise`` are the programs to run if no variants are given.
@@ -162,7 +162,7 @@ def _port_range(text: str) -> range:
 
 
 def sockets(ports: Collection[tuple[Protocol, int]], proc: pathlib.Path = pathlib.Path("/proc")) -> Iterator[BoundSocket]:
-    """The sockets of this network namespace that receive packets to these TCP and UDP ports."""
+    """The sockets of this network namespace that receive packets to the given TCP and UDP ports."""
     found: dict[str, BoundSocket] = {}
     for protocol, (table, receiving) in _RECEIVING.items():
         for path in (proc / "thread-self/net" / table, proc / "thread-self/net" / f"{table}6"):

@@ -89,7 +89,10 @@ class KernelThread(Generic[T_co]):
             self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, self._ended)
 
     def standing_in(self, target: U) -> "KernelThread[U]":
-        """A ``KernelThread`` that runs calls of another object, such as a part of this thread's object, in the same thread."""
+        """A second ``KernelThread``, which runs calls of another object in the same thread.
+
+        The other object may be a part of this thread's object.
+        """
         return KernelThread(self._executor, target, self._on_slow)
 
     def stop(self) -> None:

@@ -46,7 +46,7 @@ class DirectoryChanges:
 
     @property
     def is_notified(self) -> bool:
-        """Whether inotify reports changes; if it does, waiting takes no processor time."""
+        """Whether inotify reports changes; if inotify reports changes, waiting takes no processor time."""
         return self._descriptor >= 0
 
     async def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""Writes the log to standard error: each line has one event with its keys."""
+"""Writes the log to standard error; each log line consists of one event and the event's keys."""
 
 import contextlib
 import io

@@ -58,7 +58,7 @@ class Status:
         self.families = tuple(sorted(self.families))
         self.node: Node | None = None
         self.notices: dict[str, str] = {}
-        """Facts about this process that become Kubernetes events about the Node, by the reason of the event."""
+        """Messages about this process that become Kubernetes events about the Node, by the reason of the event."""
         self._queued_s: float | None = self.clock()
         self._incomplete_since_s: dict[Family, float] = {}
         self._is_stopping = False

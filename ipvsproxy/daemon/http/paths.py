@@ -23,11 +23,11 @@ from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.server import BAD_REQUEST, HTML, JSON, NOT_ACCEPTABLE, OK, TEXT, UNAVAILABLE, Answer, Handler, Request
 
 Page = Callable[[Request], Answer | Awaitable[Answer]]
-"""Answers a request for one path."""
+"""A function that answers a request for one path."""
 SHOWN_PATHS = ("/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz")
 """The paths that ``/statusz`` names, as kube-proxy does."""
 NEVER = "0001-01-01T00:00:00Z"
-"""Go's notation of a time that was never set."""
+"""The text that a program in Go prints for a time that was never set."""
 
 
 OK_PAGE = Answer(OK, b"ok", TEXT)

@@ -174,7 +174,7 @@ class _Connections(web.Server):
 
 class _Request(web.BaseRequest):
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        """Remove the header with the versions of Python and aiohttp; aiohttp calls this method before it sends headers."""
+        """Removes the header with the versions of Python and aiohttp, before aiohttp sends the headers."""
         response.headers.popall("Server", None)
 
 

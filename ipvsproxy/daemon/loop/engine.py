@@ -1,6 +1,6 @@
 """The event loop of the daemon: it translates changes, plans operations, applies the operations and records their outcomes.
 
-Rule 1: nothing is programmed until every first list is complete and the kernel has been read.
+Rule 1: programming begins only after the first list of every kind is complete and the kernel has been read.
 Rule 2: the kernel is read at start-up, after an error or an unexpected outcome, and by polls and audits. The kernel is never read
 in order to program a change (see ``reader``).
 Rule 3: only one sync runs at a time; changes that arrive during a sync belong to the next sync.
@@ -45,7 +45,7 @@ REST_FACTOR = 4
 """The pause after a sync, as a multiple of its duration, so that many changes in a row share the fixed cost of a sync."""
 LONGEST_REST_S = 0.05
 ERRORS_SHOWN = 5
-"""The most failures of a sync that are logged in full."""
+"""The largest number of failures of one sync that are logged in full."""
 _Connections = Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]
 
 T = TypeVar("T")
@@ -397,7 +397,7 @@ def _apply(
 
 
 def _sum(total: Report, report: Report) -> Report:
-    """The sum of two reports, with the number of pending operations from the later report."""
+    """The sum of two reports; the number of pending operations is taken from the later report."""
     return Report(
         done=Counter(total.done) + Counter(report.done),
         failed=Counter(total.failed) + Counter(report.failed),

@@ -34,11 +34,12 @@ from ipvsproxy.store.guard import CONFIRMED_AFTER_S, Doubt
 from ipvsproxy.store.objects import Complaint
 
 BURST, REFILL_S = 1000, 0.1
-"""The rate limit of lines about objects and failures: the number of lines at once, and then the seconds for each further line."""
+"""The rate limit of log lines about objects and failures: the number of lines that may be logged at once, and the seconds before
+each further line."""
 SUBJECT_BURST, SUBJECT_REFILL_S = 5, 60.0
 """The rate limit of complaints about one object, and of conflicts about one address and port."""
 MOST_SUBJECTS = 1000
-"""The most objects whose rate limits are remembered."""
+"""The largest number of objects whose rate limits are remembered."""
 SYNCS_BURST, SYNCS_REFILL_S = 60, 1.0
 """The rate limit of lines about syncs. If the minimum interval is 0, there may be a hundred syncs a second."""
 PARTS_SHOWN = 25

@@ -50,8 +50,9 @@ AnyPlace = RulesPlace | TablePlace
 class Examined(NamedTuple):
     """The result of examining a place, with the fingerprint of the place's rules before the examination.
 
-    ``failure`` says why an allowed removal did not happen. ``hidden`` names the tables that cannot be listed. ``foreign`` names a
-    table that has the name of a leftover table but belongs to another program, and gives the evidence.
+    ``failure`` says why leftovers were not removed although the removal was allowed. ``hidden`` names the tables that cannot be
+    listed. ``foreign`` names a table that has the name of a leftover table but belongs to another program, and gives the
+    evidence.
     """
 
     fingerprint: object

@@ -34,7 +34,7 @@ from ipvsproxy.reconcile.attempts import delay_s
 from ipvsproxy.reconcile.reconciler import Reconciler
 
 POLL_INTERVAL_S = 3.0
-"""The least time between two polls, unless the drift-check interval is shorter."""
+"""The shortest time between two polls, unless the drift-check interval is shorter."""
 POLL_INTERVAL_AFTER_FAILURE_S = 10.0
 """The time between two polls while a part cannot be read.
 
@@ -80,7 +80,7 @@ class ReadableKernel(Protocol):
         """The connection counts of the given virtual servers; None if the counts of a virtual server could not be read."""
 
     def why_missing(self, scheduler: str) -> str:
-        """The reason why the kernel lacks a scheduler, found in the files of kernel modules; empty if there is no reason."""
+        """The reason, found in the files of kernel modules, why the kernel lacks a scheduler; empty if there is no reason."""
 
     def read_timeouts(self) -> Timeouts:
         """The IPVS connection timeouts.
@@ -107,7 +107,9 @@ class Kernel(ReadableKernel, Protocol):
         """
 
     def why_unusable(self, scheduler: str) -> str:
-        """The reason why virtual servers cannot have a scheduler, found by trying the scheduler; empty if the scheduler works.
+        """The reason why virtual servers cannot have a scheduler; empty if the scheduler works.
+
+        To find out, the method tries the scheduler.
 
         Raises:
             KernelError: the kernel could not answer at the moment.
@@ -230,7 +232,7 @@ class KernelReader:
 
     @property
     def _intervals_s(self) -> tuple[float, float, float]:
-        """The least time between two readings of each depth."""
+        """The shortest time between two readings of each depth."""
         settings = self.choices.settings
         return min(POLL_INTERVAL_S, settings.drift_check_interval_s), settings.drift_check_interval_s, settings.audit_interval_s
 

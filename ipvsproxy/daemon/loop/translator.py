@@ -92,7 +92,7 @@ class Translator:
         self._skeleton_inputs.clear()
 
     def put_node(self) -> None:
-        """Pass the objects that the node needs without any Service, and the addresses for node ports, to the reconciler."""
+        """Pass the addresses for node ports, and the objects that the node needs even without Services, to the reconciler."""
         self._put_node_port_ranges(self.store.node(self._node_name))
         sysctls = [one for one in self.choices.settings.sysctls if not (one.for_tunnels and self._shared_tunnel)]
         self.reconciler.put_node(self.settings.families, sysctls, self.choices.settings.timeouts)

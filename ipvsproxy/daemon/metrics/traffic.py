@@ -38,7 +38,7 @@ LINES_AT_ONCE = 200
 """The number of lines that are rendered at once, which is about 30 kB of text. If a page of several megabytes were rendered at
 once, the event loop would be blocked, and each page would need new memory."""
 OTHERS = "(others)"
-"""The name of all ports beyond the limit; no API object can have it."""
+"""The name that the shared series of all ports beyond the limit has; no API object can have this name."""
 _DIRECTIONS = ("in", "out")
 _METRICS = {
     "service": (series.SERVICE_CONNECTIONS, series.SERVICE_PACKETS, series.SERVICE_BYTES),

@@ -43,7 +43,7 @@ from ipvsproxy.translate.translation_settings import LocalMode, device_flags
 from ipvsproxy.translate.view import are_tunnels_down, shared_tunnel, without_direct_return
 
 FALLBACK_SCHEDULER = "rr"
-"""The scheduler to use if the kernel lacks the configured one: any scheduler is better than none."""
+"""The scheduler that is used if the kernel lacks the configured scheduler, because any scheduler is better than none."""
 
 DELAYS_S: Sequence[float] = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5)
 """The pauses between the attempts at one step of the start."""

@@ -41,7 +41,10 @@ PARTS = (f"{LIBRARY}.client.rest", f"{LIBRARY}.config.incluster_config", f"{LIBR
 
 @contextlib.contextmanager
 def _in_parts() -> Iterator[None]:
-    """Inside the ``with`` block, only the needed parts of the library are imported, or, if this fails, the whole library."""
+    """Inside the ``with`` block, only the needed parts of the library are imported.
+
+    If these parts cannot be imported alone, the whole library is imported.
+    """
     if LIBRARY not in sys.modules:
         try:
             _import_parts()

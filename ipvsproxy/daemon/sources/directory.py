@@ -33,7 +33,7 @@ from ipvsproxy.translate.api.targets import Targets
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
 DEEPEST = 100
-"""The most levels of nesting in a document; a Service has six."""
+"""The largest number of levels of nesting in a document; a Service has six levels."""
 
 Identity = tuple[ObjectKind, ObjectKey]
 """The identity of an object among the objects of all kinds."""

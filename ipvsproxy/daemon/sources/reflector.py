@@ -15,7 +15,7 @@ again at a random time within ``BROKEN_WATCH_SPREAD_S``, because the restart of 
 Rule 6: lists are read from the watch cache of the server. The first list requests version 0, so the list may be old. Each later
 list requests the last version that the reflector has read (even in an incomplete list) or a newer version. A list of the latest
 state would need a quorum read of etcd. The latest state is requested only if the server cannot list from the reflector's version
-on, or while a list is in doubt. A watch cache that lags behind cannot confirm a list that came from this cache itself.
+on, or while a list is in doubt. A watch cache that lags behind cannot confirm a list that came from the same cache.
 
 The protocol is described on the page "Kubernetes API Concepts". Where the reflector of client-go has an interval or a limit, this
 module uses the same value.

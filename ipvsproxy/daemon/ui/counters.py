@@ -47,7 +47,7 @@ READ_PER_S = 1500
 """After a reading of this many virtual and real servers, the next reading is due one second later. Such readings take 0.7 % of a
 processor."""
 QUIET_S = 10.0
-"""The least time between two readings while the page has no viewer."""
+"""The shortest time between two readings while the page has no viewer."""
 SERVERS_OF_PAGES = 100
 """The largest number of virtual servers whose real servers are read for the table pages of all viewers."""
 SERVERS_OF_SERVICE = 400

@@ -16,7 +16,7 @@ from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api.targets import Targets
 
 SHOWN = 3
-"""The most endpoints that an event describes."""
+"""The largest number of endpoints that an event describes."""
 
 Document = dict[str, Any]
 

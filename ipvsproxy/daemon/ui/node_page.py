@@ -241,7 +241,7 @@ def _reasons(sources: Sources, statistics: Statistics, failed: int) -> Iterator[
 
 EVENTS = 500
 SERVICES_NAMED = 5
-"""The most Services that an event names."""
+"""The largest number of Services that an event names."""
 LONGEST_TEXT = 500
 """The largest number of characters in a sentence. The number is limited, because an error may contain names of objects."""
 

@@ -32,7 +32,7 @@ from ipvsproxy.model.plan import Operation, Outcome
 BUFFER_SIZE = 4 << 20
 """The requested size in bytes of a socket's send and receive buffers."""
 CHUNK_LIMIT = 900
-"""The most messages in one ``send``. Larger chunks gain nothing, and hold the kernel's locks longer.
+"""The largest number of messages in one ``send``. Larger chunks gain nothing, and hold the kernel's locks longer.
 
 A chunk of this many messages about IPv6 real servers is smaller than 128 KiB. For a larger chunk, malloc maps fresh pages each
 time.

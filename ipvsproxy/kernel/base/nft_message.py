@@ -170,7 +170,7 @@ def rule(name: str, expressions: Sequence[bytes], carried: str, fingerprint: byt
 
 
 def rule_again(name: str, expressions: bytes, user_data: bytes) -> bytes:
-    """Appends a rule with these expressions and this user data to a chain."""
+    """Appends a rule with the given expressions and user data to a chain."""
     payload = string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name) + nested(NFTA_RULE_EXPRESSIONS, expressions)
     payload += attribute(NFTA_RULE_USERDATA, user_data)
     return _message(NFT_MSG_NEWRULE, netlink.CREATE | _APPEND, payload)

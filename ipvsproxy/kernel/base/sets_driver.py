@@ -17,7 +17,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
 from ipvsproxy.model.sets import SET_CAPACITY, IpSet, SetCopy, SetEntries, SetEntry, SetType
 
 MESSAGE_LIMIT = 60_000
-"""The most bytes of entries in one message; the kernel's limit is 65,535."""
+"""The largest number of bytes that the entries in one message take; the kernel's limit is 65,535."""
 
 
 class ObservedSet(NamedTuple):
@@ -80,7 +80,7 @@ class SetsDriver(abc.ABC):
         return {name: observed for name in names if (observed := self._observe(name)) is not None}
 
     def forget(self) -> None:
-        """Make the next ``observe_changed`` of each set return the set, even if the set has not changed."""
+        """After this call, the next ``observe_changed`` of each set returns the set even if the set has not changed."""
         self._digests.clear()
 
     def observe_changed(self, name: str) -> dict[str, ObservedSet | None]:

@@ -12,7 +12,8 @@ from collections.abc import Collection
 from ipvsproxy.kernel.base.errors import KernelError
 
 READS_AT_ONCE = 64
-"""The most datagrams that a reader takes at once, so that a storm of events leaves its thread some time for other work."""
+"""The largest number of datagrams that a reader takes at once. The number is limited, so that the thread of the reader can do
+other work during a storm of events."""
 
 _SOL_NETLINK, _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 270, 1, 33
 _libc = ctypes.CDLL(None, use_errno=True)

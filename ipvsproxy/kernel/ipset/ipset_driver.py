@@ -100,7 +100,7 @@ class IpsetDriver(SetsDriver):
         return self._channel.run_all([ipset_message.codec(part[0].entry.set).request(verb, part) for verb, part in parts])
 
     def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
-        """Enlarge these full sets, and return the names of the sets that were enlarged."""
+        """Enlarge the given full sets, and return the names of the sets that were enlarged."""
         enlarged: list[str] = []
         for name in names:
             ip_set = IP_SETS[name]

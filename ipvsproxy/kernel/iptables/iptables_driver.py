@@ -152,7 +152,7 @@ class IptablesDriver:
         return self._programs.get(_file(self._commands[family]))
 
     def usable(self, family: Family) -> Refusal | None:
-        """The reason why this host cannot serve this IP family; None if no reason is found.
+        """The reason why this host cannot serve the given IP family; None if no reason is found.
 
         This method only reads, so it does not find every reason.
 
@@ -170,7 +170,7 @@ class IptablesDriver:
         return None
 
     def try_writing(self, family: Family) -> Refusal | None:
-        """The reason why the kernel accepts no rules of this IP family.
+        """The reason why the kernel accepts no rules of the given IP family.
 
         If the kernel accepts rules, both ``try_writing`` and ``usable`` return None. ``usable`` only reads. Because the nf_tables
         variant shows empty tables even if the kernel does not have the tables, ``try_writing`` writes a chain and deletes the
@@ -218,7 +218,7 @@ class IptablesDriver:
         )
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """The rules of all programs that contain this text in the output of iptables-save.
+        """All rules, of ipvsproxy or another program, whose line in the output of iptables-save contains the given text.
 
         A family that cannot be read is skipped.
         """
@@ -312,7 +312,7 @@ class IptablesDriver:
 
 
 def absent_family(family: Family, proc: pathlib.Path) -> str:
-    """The reason why the kernel does not have this IP family; empty if the kernel has the family."""
+    """The reason why the kernel does not have the given IP family; empty if the kernel has the family."""
     if family is Family.IPV6:
         if not (proc / "thread-self/net/if_inet6").exists():
             return "the kernel has no IPv6"
@@ -329,7 +329,7 @@ def describe_hidden(tables: Collection[str]) -> str:
 
 
 def _with_jumps(skeleton: Skeleton) -> Listing:
-    """The listing of the built-in chains that is expected after this skeleton has been written."""
+    """The listing of the built-in chains that iptables is expected to show after the given skeleton has been written."""
     return Listing(chains=dict.fromkeys(skeleton.chains, ()), jumps=dict.fromkeys(skeleton.jumps, 1), foreign_jumps={})
 
 

@@ -120,7 +120,7 @@ def _action(family: Family, table: str) -> str:
 
 
 def take_rules(family: Family, variant: str) -> bool:
-    """Whether the kernel certainly accepts rules of an IP family in this variant. The check does not change any rule.
+    """Whether the kernel certainly accepts rules of the given IP family and variant. The check does not change any rule.
 
     ``variant`` has the same values as ``Program.variant``. For nf_tables, the check is a transaction that the kernel refuses at
     its end. Reading is not enough, because missing tables would look like empty tables. If the legacy table ``nat`` does not
@@ -138,7 +138,7 @@ def take_rules(family: Family, variant: str) -> bool:
 
 
 def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
-    """Whether nf_tables has a chain of this family for which ``concerns`` returns true.
+    """Whether nf_tables has a chain of the given family for which ``concerns`` returns true.
 
     Raises:
         KernelError: the chains could not be read.

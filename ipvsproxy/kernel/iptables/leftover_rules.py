@@ -73,10 +73,10 @@ class LeftoverRules:
         }
 
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
-        """The variants in which a proxy may have left rules of these families: the variant in use, and each installed variant.
+        """The variants in which a proxy may have left rules of the given families.
 
-        If our rules are in nftables, the result has each installed variant, and the variant of the program named ``iptables`` in
-        PATH.
+        The result has the variant in use, and each installed variant. If our rules are in nftables, the result has each installed
+        variant, and the variant of the program named ``iptables`` in PATH.
 
         ``programs`` are the iptables programs of the given ``commands``.
         """
@@ -175,5 +175,5 @@ class LeftoverRules:
 
 
 def _is_surely_empty(place: RulesPlace) -> bool:
-    """Whether this variant certainly has no rules, because its rules would be in nf_tables and the kernel has no nf_tables."""
+    """Whether a variant certainly has no rules, because its rules are in nf_tables and the kernel has no nf_tables."""
     return place.variant is Variant.NF_TABLES and not modules.may_have_nf_tables()

@@ -137,7 +137,7 @@ class RulesDriver:
         return answer
 
     def _begin(self, family: Family, question: object, method: Callable[..., T], *arguments: object) -> _UnderWay:
-        """Raises KernelError if an earlier iptables program of this family is still running, or if no thread can be started."""
+        """Raises KernelError if an earlier program of the same family is still running, or if no thread can be started."""
         before = self._under_way.get(family)
         if before is not None:
             if before.question == question:

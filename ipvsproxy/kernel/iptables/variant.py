@@ -154,7 +154,7 @@ def _save(command: str) -> str:
 
 
 def _takes_rules(variant: Variant) -> bool:
-    """Whether the kernel accepts rules of this variant.
+    """Whether the kernel accepts rules of the given variant.
 
     A program of iptables is run only if the kernel's answer is uncertain. Running iptables-nft leaves a table behind, and some
     commands of ipvsproxy must not change anything.

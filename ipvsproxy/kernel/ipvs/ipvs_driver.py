@@ -76,7 +76,7 @@ class IpvsDriver:
         return sum(reader.foreign for reader in dict.fromkeys(self._readers.values()))
 
     def observe(self, families: Iterable[Family] = tuple(Family)) -> dict[VirtualServerKey, ObservedVirtualServer]:
-        """All virtual servers of these IP families, by key.
+        """All virtual servers of the given IP families, by key.
 
         Raises:
             KernelError: a part of the table could not be read.
@@ -126,7 +126,7 @@ class IpvsDriver:
         self._readers[key.address.family].note(key, is_there=is_there)
 
     def refusal_with(self, scheduler: str) -> int:
-        """The error number with which the kernel refuses an invalid virtual server with this scheduler.
+        """The error number with which the kernel refuses an invalid virtual server with the given scheduler.
 
         The kernel looks up the scheduler before it refuses the virtual server. ENOENT means that the scheduler does not exist.
         EINVAL means that the scheduler exists, and that its module is loaded now. A number other than ENOENT and EINVAL means
@@ -142,7 +142,7 @@ class IpvsDriver:
         return number
 
     def why_unusable(self, scheduler: str) -> str:
-        """The reason why no virtual server can have this scheduler, in one line for people; empty if the scheduler is usable.
+        """The reason why no virtual server can have a scheduler, in one line for people; empty if the scheduler is usable.
 
         Raises:
             KernelError: the kernel did not look up the scheduler.
@@ -165,7 +165,7 @@ class IpvsDriver:
         return self._channel.do(self._table.encoder.unacceptable_service("rr")) != errno.EAFNOSUPPORT
 
     def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts]]:
-        """The connections of the real servers of each of these virtual servers; empty for a virtual server that does not exist.
+        """The connections of the real servers of each given virtual server; empty for a virtual server that does not exist.
 
         Raises:
             KernelError: the connections could not be read.
@@ -271,7 +271,7 @@ class IpvsDriver:
         return failed
 
     def _send(self, messages: Sequence[bytes], numbers: Sequence[int], failed: dict[int, ipvs_operations.Failure]) -> None:
-        """Send messages about the objects with these numbers, and note their failures."""
+        """Send messages about the objects with the given numbers, and record the failures of the messages."""
         for index, number in sorted(self._channel.run_all(messages).items()):
             failed.setdefault(numbers[index], ipvs_operations.Failure(number))
 

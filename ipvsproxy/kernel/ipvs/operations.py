@@ -51,7 +51,7 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -
 
 
 def opposite(operation: Operation, number: int) -> Verb | None:
-    """The verb with which to repeat the operation after this error; None if repeating it with another verb would not help.
+    """The verb with which the operation is repeated after the given error; None if another verb would not help.
 
     An unexpectedly present virtual server with a firewall mark belongs to another program, because no firewall mark is reserved
     for ipvsproxy.
@@ -63,7 +63,7 @@ def opposite(operation: Operation, number: int) -> Verb | None:
 
 
 def is_absent(operation: Operation, number: int) -> bool:
-    """Whether this error means that the object to remove is absent.
+    """Whether the given error means that the object that was to be removed is absent.
 
     For a virtual server, only ESRCH means that the object is absent (``ip_vs_genl_set_cmd`` in net/netfilter/ipvs/ip_vs_ctl.c).
     ENOENT does not mean that a virtual server is absent. If ENOENT counted as proof of absence, ipvsproxy would remove the set

@@ -59,7 +59,7 @@ _CONNECTIONS = struct.Struct("=24xII64x")  # The numbers of active and inactive 
 _SERVERS_AT = _NAME.size + _ROOM.size
 _REAL_SERVER = struct.Struct("=6s2xIiII")  # Address and port, forwarding method in flags, weight, both thresholds.
 _NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
-"""The errors of a kernel without this interface, or with a different version of it."""
+"""The errors of a kernel that does not have this ``getsockopt`` interface, or that has a different version of the interface."""
 
 _WRITTEN: Final = -1
 """This value replaces the hashes of a virtual server that was written after it was last returned."""
@@ -113,11 +113,11 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
     @abc.abstractmethod
     def _name_of(self, key: VirtualServerKey) -> Hashable:
-        """Returns the name by which a row identifies this virtual server."""
+        """Returns the name by which a row identifies the given virtual server."""
 
     @abc.abstractmethod
     def _key(self, name: Any) -> VirtualServerKey | None:
-        """Returns the key of the virtual server with this name; None means that its protocol is not a protocol of Services."""
+        """Returns the key of the virtual server with the given name; None if no Service can have its protocol."""
 
     @abc.abstractmethod
     def _real_servers(self, row: Row) -> Hashable | None:

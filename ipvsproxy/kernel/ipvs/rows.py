@@ -29,7 +29,7 @@ from ipvsproxy.model.virtual_servers import (
 )
 
 ONE_PACKET = 0x4
-"""Virtual-server flag: each packet is scheduled on its own (one-packet scheduling)."""
+"""The flag of a virtual server for one-packet scheduling: each packet is scheduled separately."""
 SCHEDULER_FLAGS = (0x8, 0x10, 0x20)
 """The three flags whose meaning the scheduler defines."""
 PART_S = 0.004
@@ -39,7 +39,8 @@ For each 32 kB of its answer, the kernel walks its table from the beginning, whi
 """
 MASQUERADED, TUNNEL = "Masq", "Tunnel"
 METHODS: Mapping[int, str] = {0: MASQUERADED, 1: "Local", 2: TUNNEL, 3: "Route", 4: "Bypass"}
-"""ipvsadm's names of forwarding methods, by number (``IP_VS_CONN_F_MASQ`` and later ones in include/uapi/linux/ip_vs.h)."""
+"""The names that ipvsadm prints for forwarding methods, by number (``IP_VS_CONN_F_MASQ`` and later ones in
+include/uapi/linux/ip_vs.h)."""
 
 _FLAG_NAMES: Mapping[str, tuple[str, str, str]] = {
     "mh": ("mh-fallback", "mh-port", "flag-3"),
@@ -78,7 +79,7 @@ NetlinkName = tuple[int, int, bytes, bytes] | tuple[int, int]
 NetlinkRow = tuple[NetlinkName, bytes, int, int, bytes]
 """The name of a virtual server, and its scheduler, flags, timeout in seconds and netmask."""
 RealServerValues = tuple[RealServerKey, int, int, int, int]
-"""A real server: key, flags with its forwarding method, weight, upper and lower threshold."""
+"""A real server: its key, its flags (which contain the forwarding method), its weight, and its upper and lower thresholds."""
 
 
 class RealServerRow(NamedTuple):
@@ -273,7 +274,7 @@ class TrafficReader:
         yield counted
 
     def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
-        """The counters of the real servers of each of these virtual servers; empty for a virtual server that does not exist.
+        """The counters of the real servers of each given virtual server; empty for a virtual server that does not exist.
 
         Raises:
             KernelError: the counters could not be read.
@@ -333,7 +334,7 @@ def real_server_of(part: Part) -> RealServerRow:
 
 
 def counted_service(part: Part) -> tuple[VirtualServerKey | None, Counters]:
-    """The virtual server in a message (None if its protocol is not a protocol of Services), and the virtual server's counters.
+    """The virtual server in a message (None if no Service can have the virtual server's protocol), and the counters.
 
     Raises:
         KernelError: the kernel has no 64-bit counters.
@@ -358,7 +359,7 @@ def _order(row: VirtualServerRow) -> tuple[int, int, int, Address, int]:
 
 
 def key_of(name: NetlinkName) -> VirtualServerKey | None:
-    """The key of the virtual server that a message identifies; None means that its protocol is not a protocol of Services."""
+    """The key of the virtual server that a message identifies; None if no Service can have its protocol."""
     match name:
         case (family, mark):
             return FirewallMark.of(Family(family), mark)
@@ -381,7 +382,7 @@ def settings_of(family: Family, scheduler: bytes, flags: int, timeout_s: int, ne
 
 
 def observed(settings: VirtualServerSettings, real_servers: Sequence[RealServerValues]) -> ObservedVirtualServer:
-    """The observed virtual server with these real servers, in the given order."""
+    """The observed virtual server with the given real servers, in the given order."""
     if all((method & _METHODS, weight, upper, lower) == (0, 1, 0, 0) for _, method, weight, upper, lower in real_servers):
         return ObservedVirtualServer(settings, EvenWeights.of([server[0] for server in real_servers]))
     weights = {key: _with_method(method & _METHODS, weight) for key, method, weight, *_ in real_servers}

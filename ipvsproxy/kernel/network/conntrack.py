@@ -17,7 +17,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 
 BATCH_SIZE = 500
-"""The most flows that one ``send`` deletes."""
+"""The largest number of flows that one ``send`` deletes."""
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
 _NO_FILTER = 1 << 31
 """A flag of ``CTA_FILTER`` that no kernel knows."""

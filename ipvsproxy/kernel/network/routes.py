@@ -30,7 +30,8 @@ from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
 
 BATCH_SIZE = 500
-"""The most routes in one ``send``, during which the kernel holds the lock that guards all network configuration."""
+"""The largest number of routes in one ``send``. During a ``send``, the kernel holds the lock that guards all network
+configuration."""
 TABLE = 255
 """The table ``local``, in which the kernel looks up addresses before it uses any other table."""
 METRIC = 1024
@@ -170,8 +171,7 @@ class RouteDriver:
     def _make_template(self, is_removal: bool, family: Family) -> message.Encode:  # noqa: FBT001 - positional, so that ``functools.cache`` sees equal calls
         """The template of a message about a route.
 
-        The route has no preferred source address, because a removal of this address would leave the route with a source that no
-        longer exists.
+        The route has no preferred source address, because the route would keep this source address after the address was removed.
         """
 
         def build(address: str) -> bytes:

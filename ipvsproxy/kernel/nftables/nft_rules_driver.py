@@ -46,9 +46,10 @@ HOOKS: Mapping[tuple[str, str], BaseChain] = {
 """The base chain for each table and built-in chain of iptables. The priority of each base chain is slightly ahead of the
 priorities of other programs' chains.
 
-IPVS takes arriving packets at ``INPUT`` with priority 99, and this host's own packets at ``OUTPUT`` with priority -98; it sends
-them on through ``OUTPUT`` with the address of an endpoint. The filter of ``OUTPUT`` is evaluated only for these packets: if the
-filter dropped a packet before IPVS, the sender would get an error, whereas with iptables the sender gets no answer.
+IPVS takes arriving packets at ``INPUT`` with priority 99, and this host's own packets at ``OUTPUT`` with priority -98; IPVS sends
+these packets on through ``OUTPUT``, with the address of an endpoint as their destination. The filter of ``OUTPUT`` is evaluated
+only for these packets: if the filter dropped a packet before IPVS gets the packet, the sender would get an error, but with
+iptables the sender gets no answer.
 """
 
 
@@ -118,7 +119,7 @@ class NftRulesDriver:
     program = known_program
 
     def usable(self, family: Family) -> Refusal | None:
-        """The reason why the kernel cannot have rules of this IP family; None if no reason is found.
+        """The reason why the kernel cannot have rules of the given IP family; None if no reason is found.
 
         This method only reads, so it does not find every reason.
         """
@@ -132,7 +133,7 @@ class NftRulesDriver:
         return None
 
     def try_writing(self, family: Family) -> Refusal | None:
-        """The reason why the kernel accepts no rules of this IP family; None if the kernel accepts rules.
+        """The reason why the kernel accepts no rules of the given IP family; None if the kernel accepts rules.
 
         The driver tries a transaction that contains every kind of expression in our rules. The kernel refuses the transaction at
         its end, so nothing of the transaction remains.
@@ -152,7 +153,7 @@ class NftRulesDriver:
         return Refusal(f"the kernel refuses rules of nf_tables: {nft.explain(number)}", is_certain=is_certain)
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """The rules of our table that contain this text."""
+        """The rules of our table that contain the given text."""
         try:
             listing = self.listing()
         except KernelError:
@@ -255,7 +256,7 @@ class NftRulesDriver:
         ]
 
     def flushing(self, families: Collection[Family], listing: TableListing) -> list[bytes]:
-        """The messages that remove all rules from the existing chains of these IP families."""
+        """The messages that remove all rules from the existing chains of the given IP families."""
         return [nft.flushing(name) for family in families for name in self._names(family) if name in listing.hooks]
 
     def _apply(self, operation: Operation) -> Outcome:

@@ -365,7 +365,7 @@ def _network(address: bytes, prefix_length: int) -> bytes:
 
 
 def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry:
-    """The entry that ``encode`` turns into this key; a ``ForeignElement`` if no entry has this key."""
+    """The entry that ``encode`` turns into the given key; a ``ForeignElement`` if no entry has this key."""
     if ip_set.type is SetType.PORT:
         return SetEntry(ip_set.name, port=int.from_bytes(key[:2], "big"))
     size = ip_set.family.bits // 8

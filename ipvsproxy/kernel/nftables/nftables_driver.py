@@ -93,7 +93,7 @@ class NftDriver:
     def _replacement(
         self, unlike: Sequence[IpSet], new: Sequence[Operation], operations: Sequence[Operation]
     ) -> tuple[Sequence[bytes], int | None]:
-        """The messages that replace these sets, and the generation for which the messages are made.
+        """The messages that replace the given sets, and the generation for which the messages are made.
 
         ``new`` creates every set of the operations that is absent or has other parameters, because rules may use each of these
         sets.

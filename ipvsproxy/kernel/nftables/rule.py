@@ -366,7 +366,10 @@ def _value(value: bytes) -> bytes:
 
 
 def compare(value: bytes, *, equal: bool = True) -> bytes:
-    """Continue the rule if the first registers hold this value; if ``equal`` is false, continue if they hold another value."""
+    """Continue the rule if the first registers hold the given value.
+
+    If ``equal`` is false, continue the rule if the registers hold any other value.
+    """
     return _expression("cmp", integer(1, _register()), integer(2, 0 if equal else 1), nested(3, _value(value)))
 
 
