@@ -1,4 +1,4 @@
-"""Marks for the family of a test, and for tests of a module whose program has a fixed ``binding``.
+"""Marks that choose the IP family of a test, or the ``binding`` with which the program of a module runs.
 
 Tests without such a mark run with both bindings (``conftest.py``).
 """
@@ -27,14 +27,14 @@ def _mainly(usual: Family) -> pytest.MarkDecorator:
 
 
 by_family = _bound(*Family)
-"""Run a test once for each family, with one binding each, because rules, flows and sets do not depend on how an address
-becomes local."""
+"""Run a test once for each family, with a different binding for each family. One binding per family suffices, because rules,
+flows and sets do not depend on how an address becomes local."""
 by_ipv4, by_ipv6 = map(_bound, Family)
-"""Run a test as with ``by_family``, but with the other family only in a thorough run. The program treats both families alike, and
+"""Like ``by_family``, but the test runs with the other family only in a thorough run. The program treats both families alike, and
 ``test_services.py`` sends each request over both families."""
 each_family = pytest.mark.parametrize("family", Family, ids=label)
 mainly_ipv4, mainly_ipv6 = map(_mainly, Family)
-"""Likewise, for modules whose program has only one binding."""
+"""Like ``by_ipv4`` and ``by_ipv6``, for modules whose program has only one binding."""
 with_addresses, with_routes = (
     pytest.mark.parametrize("binding", [one], indirect=True, scope="module", ids=str)
     for one in (Binding.ADDRESSES, Binding.ROUTES)

@@ -1,4 +1,7 @@
-"""The program or the three nodes of a test module, and both bindings of addresses, which must give the same results."""
+"""The fixtures of packet tests: the program or the three nodes of a module, and the binding.
+
+Both bindings must give the same results.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -49,7 +52,7 @@ def _running(
 def _answers(
     request: pytest.FixtureRequest, running: cluster.Cluster, binding: Binding
 ) -> Mapping[questions.Question, lab.Result]:
-    """The results of the chosen ``QUESTIONS`` of the module."""
+    """The results of the requests in ``QUESTIONS`` for which tests of the module are chosen."""
     tests = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
     asked = {item.callspec.params.get("question") for item in tests if hasattr(item, "callspec")}
     return questions.ask(running.lab, [one for one in request.module.QUESTIONS if one in asked and one.is_of(binding)])

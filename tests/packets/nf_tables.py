@@ -1,4 +1,4 @@
-"""The mark of tests that keep rules and sets in nftables, and the table with them."""
+"""The mark of tests that need rules and sets in nftables, and a listing of the table that contains them."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ NEEDS_NF_TABLES = pytest.mark.skipif(is_missing(), reason="this kernel has no nf
 
 
 def own_table(laboratory: lab.Lab) -> list[str]:
-    """Our table without handles, sorted independently of the order of set elements; empty if there is no table."""
+    """The sorted lines of our table, with sorted set elements and without handles; an empty list if there is no table."""
     if "table inet ipvsproxy" not in laboratory.run("node", "nft", "list", "tables").splitlines():
         return []
     text = laboratory.run("node", "nft", "list", "table", "inet", "ipvsproxy")

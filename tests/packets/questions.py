@@ -12,7 +12,7 @@ ANSWERED = "ok"
 ATTEMPTS = 4
 """The number of requests, which suffices to reach both of two endpoints, because the scheduler takes turns."""
 MASQUERADED = "bridge node"
-"""The sources that a pod on this node and one on the other see of a masqueraded client."""
+"""The source addresses of a masqueraded client that a pod on this node and a pod on the other node see."""
 
 
 class Row(NamedTuple):
@@ -30,7 +30,7 @@ class Row(NamedTuple):
     sources: str = ""
     protocols: tuple[str, ...] = ("TCP", "UDP", "SCTP")
     is_of_every_kind: bool = False
-    """Whether the row is also asked with local routes, and on Debian's kernel each time."""
+    """Whether the request is also sent with local routes, and in each test run on Debian's kernel."""
 
 
 class Question(NamedTuple):
@@ -46,7 +46,7 @@ class Question(NamedTuple):
     def is_of(self, binding: Binding) -> bool:
         """Whether this request is sent with this binding.
 
-        Local routes are tested with some rows, over TCP only, because an address becomes local for all protocols alike.
+        With local routes, only some rows are tested, and only over TCP, because an address becomes local for all protocols alike.
         """
         return binding is not Binding.ROUTES or (self.protocol == "TCP" and self.row.is_of_every_kind)
 

@@ -12,9 +12,9 @@ from tests.support import cluster, golden_state, lab
 from tests.support.cluster import Cluster
 
 HELD = (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
-"""The clients that hold a TCP connection, and to which address, in each family."""
+"""The clients that keep a TCP connection open, each with the address of its connection, in each family."""
 Client = tuple[str, str, str, Family]
-"""The clients that send requests, with protocol, address and family."""
+"""A client that sends requests, with its protocol, address and family."""
 
 
 def clients(*pairs: tuple[str, str]) -> list[Client]:

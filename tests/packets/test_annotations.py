@@ -1,4 +1,4 @@
-"""Annotations of Services, tested with packets: shares, limits, clients of one network, and changes under load.
+"""Annotations of Services, tested with packets: shares and limits of endpoints, clients of one network, and changes under load.
 
 One run of the program for most tests. Each test starts with its own objects only. In tests of hash schedulers, each client has a
 separate outside address.
@@ -30,7 +30,7 @@ def _web(*endpoints: str, **annotations: str) -> list[Manifest]:
 
 
 def _shares(running: Cluster, family: Family, requests: int = 100) -> Mapping[str, float]:
-    """For each pod name, the share of the pod in this many new connections, however long the connections take."""
+    """For each pod name, the share of the pod in this many new connections, no matter how long the connections take."""
     load = running.lab.repeat("p2", "TCP", cluster.address("cluster 1", family), 80, count=requests)
     assert load.outcomes == {"ok": requests}
     return {name: load.backends.get(cluster.address(name, family), 0) / requests for name in PODS}
@@ -44,7 +44,9 @@ def test_weights_by_zone_and_by_node_determine_the_shares_of_new_connections(run
 
 
 @mainly_ipv6
-def test_canary_endpoints_get_the_weight_set_on_their_endpoint_slice(running: Cluster, family: Family) -> None:
+def test_canary_endpoints_get_the_weight_that_an_annotation_of_their_endpoint_slice_sets(
+    running: Cluster, family: Family
+) -> None:
     canary = slices("web", "r1", protocols=TCP)
     for item in canary:
         item["metadata"] |= {"name": f"canary-{item['metadata']['name']}", "annotations": {"ipvsproxy.io/weight": "1"}}
@@ -69,7 +71,7 @@ def test_an_endpoint_of_weight_zero_keeps_its_connections_and_gets_no_new_connec
     connection.close()
 
 
-def test_endpoints_at_their_connection_limit_get_no_new_connections_even_if_clients_are_refused(
+def test_endpoints_at_their_connection_limit_get_no_new_connections_even_if_no_other_endpoint_is_left(
     running: Cluster,
 ) -> None:
     running.have()
@@ -149,9 +151,7 @@ def scheduled(running: Cluster, address: str) -> int:
 
 
 @pytest.mark.parametrize("scheduler", [pytest.param("sh", marks=patience.THOROUGH), "mh"])
-def test_a_client_is_sent_to_the_same_endpoint_by_two_nodes(
-    running: Cluster, tmp_path: pytest.TempPathFactory, scheduler: str
-) -> None:
+def test_two_nodes_send_a_client_to_the_same_endpoint(running: Cluster, tmp_path: pytest.TempPathFactory, scheduler: str) -> None:
     """The second node is this node under another name, which changes the order of real servers unless the scheduler is a hash."""
     sources = {family: _sources(running, family) for family in Family}
     running.have()

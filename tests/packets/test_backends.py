@@ -38,7 +38,7 @@ SERVICES = [
 REFUSED = [
     (name, to, port, family)
     for name, to, port in (
-        *[("client2", "balancer 3", 80)] * 5,  # client2 is outside the source ranges; without answers, it sends few requests.
+        *[("client2", "balancer 3", 80)] * 5,  # client2 is outside the source ranges. Without answers, it sends few requests.
         ("client", "cluster 1", 22),  # Port 22 is the host's own port.
         ("client", "balancer 1", 22),
     )
@@ -51,7 +51,7 @@ def _has_logged(running: Cluster, pattern: str, count: int) -> bool:
     return len(running.logged(pattern)) == count
 
 
-def test_a_switch_of_backends_disturbs_no_allowed_client_and_admits_no_excluded_client(
+def test_during_a_switch_of_backends_no_allowed_client_loses_a_request_and_no_other_client_is_answered(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.json"
@@ -73,7 +73,7 @@ def test_a_switch_of_backends_disturbs_no_allowed_client_and_admits_no_excluded_
 
 
 @pytest.mark.parametrize("former", [Backend.IPTABLES, Backend.NFTABLES])
-def test_a_start_with_the_other_backend_recognises_the_virtual_servers_of_a_killed_process(
+def test_a_start_with_the_other_backend_recognises_the_virtual_servers_that_a_killed_process_has_left(
     laboratory: lab.Lab, tmp_path: Path, former: Backend
 ) -> None:
     new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)
@@ -102,7 +102,7 @@ def test_a_start_with_the_other_backend_recognises_the_virtual_servers_of_a_kill
         "insert rule inet ipvsproxy IPv4-filter-INPUT accept",
     ],
 )
-def test_drift_caused_by_other_programs_is_repaired_after_the_notification_alone(
+def test_a_notification_of_the_kernel_suffices_to_repair_drift_caused_by_another_program(
     laboratory: lab.Lab, tmp_path: Path, command: str
 ) -> None:
     """No audit and no poll happens during this test."""
@@ -134,14 +134,14 @@ UNLIKE = "delete set inet ipvsproxy {name}; add set inet ipvsproxy {name} {{ typ
 
 
 def make_unlike(laboratory: lab.Lab, name: str) -> None:
-    """Replace one of our sets by a set with another definition, as another version may have created it.
+    """Replace one of our sets by a set with another definition, such as a set that another version has created.
 
     The rules that use the set are removed, too.
     """
     laboratory.run("node", "nft", f"flush table inet ipvsproxy; {UNLIKE.format(name=name)}")
 
 
-def test_a_set_with_another_definition_is_replaced_while_running_and_at_the_next_start(
+def test_a_set_with_another_definition_is_replaced_by_a_running_program_and_by_a_starting_program(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables", "--ipvs-sync-period=2s") as running:
@@ -169,7 +169,7 @@ def test_cleanup_removes_sets_with_another_definition(laboratory: lab.Lab, tmp_p
         assert not running.virtual_servers()
 
 
-def test_a_ruleset_loaded_after_a_boot_does_not_prove_that_virtual_servers_belong_to_ipvsproxy(
+def test_virtual_servers_of_other_programs_do_not_count_as_ours_because_a_boot_has_restored_our_saved_rules(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     theirs = {("TCP", cluster.address("node", Family.IPV4), 30001), ("TCP", cluster.address("balancer 1", Family.IPV4), 80)}
@@ -192,7 +192,8 @@ def test_a_ruleset_loaded_after_a_boot_does_not_prove_that_virtual_servers_belon
 # The commands.
 
 BESIDE = ("sysctl", "flow")
-"""Findings about settings that a network namespace may not change, and reads of each start."""
+"""Kinds of differences that this test ignores: settings that a network namespace may not change, and reads of flows at each
+start."""
 MASQUERADING = {Backend.IPTABLES: "KUBE-MARK-MASQ", Backend.NFTABLES: "KUBE-POSTROUTING"}
 
 
@@ -303,7 +304,10 @@ def _serving(laboratory: lab.Lab, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def transactions(serving: Cluster, *manifests: list[Manifest]) -> int:
-    """How many generations a sync with these objects needs. Only our program writes, and each transaction is one generation."""
+    """The number of transactions that a sync with these objects needs, from the generation number.
+
+    Only our program writes, and each transaction is one generation.
+    """
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         before, syncs = nft.generation(channel), serving.synced_services
         serving.have(*manifests)
@@ -311,7 +315,9 @@ def transactions(serving: Cluster, *manifests: list[Manifest]) -> int:
         return nft.generation(channel) - before
 
 
-def test_a_sync_needs_two_transactions_if_it_adds_and_removes_objects_and_otherwise_one(serving: Cluster) -> None:
+def test_a_sync_needs_two_transactions_if_it_both_adds_and_removes_objects_and_one_transaction_otherwise(
+    serving: Cluster,
+) -> None:
     first = plain("first", 1)
     assert transactions(serving, first) == 1
     assert transactions(serving, first, *(plain(f"other-{number}", number) for number in range(2, 8))) == 1
@@ -323,9 +329,9 @@ def test_a_sync_needs_two_transactions_if_it_adds_and_removes_objects_and_otherw
 def test_the_number_of_transactions_does_not_depend_on_the_number_of_source_ranges_and_scopes(
     serving: Cluster,
 ) -> None:
-    """Clients outside the source ranges are refused before a virtual server can serve them.
+    """The rules that refuse clients outside the source ranges are written before the virtual servers.
 
-    Packets get a mark only after the virtual server of the mark has been added.
+    The set entries that give packets a mark are written after the virtual server of the mark.
     """
     serving.have(special(1))
     assert transactions(serving, special(1, 2)) == 3

@@ -1,4 +1,4 @@
-"""Local routes: switches between the bindings by a reload under load, a kill in the middle of a switch, and drift."""
+"""Local routes: a switch of bindings by a reload under load, a kill in the middle of such a switch, and drift of routes."""
 
 import functools
 import time
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.kernel]
 
 OTHER = {Binding.ADDRESSES: Binding.ROUTES, Binding.ROUTES: Binding.ADDRESSES}
 MANY = 120
-"""The number of further Services, so that a switch takes some time."""
+"""The number of Services. With so many Services, a switch takes some time."""
 WEB = service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001)
 SERVICES = [WEB, *(service(f"other-{number}", number, "p1", protocols=["TCP"]) for number in range(2, MANY))]
 CLIENTS = clients(*HELD, ("p1", "external 1"))
@@ -56,7 +56,9 @@ def test_a_reload_switches_bindings_in_both_directions_without_lost_connections_
         assert running.program.process_id == process
 
 
-def test_a_switch_of_bindings_survives_a_kill_and_all_services_stay_served(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_all_services_stay_served_if_the_program_is_killed_during_a_switch_of_bindings(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     with Cluster(laboratory, tmp_path, f"--ipvs-vip-binding={Binding.ADDRESSES}") as running:
         running.have(*SERVICES)
         for binding, last, pause_s in (

@@ -26,7 +26,9 @@ def _range_of(name: str, family: Family) -> str:
 
 
 @by_ipv4
-def test_a_change_of_source_ranges_drops_no_allowed_client_and_admits_no_other_client(running: Cluster, family: Family) -> None:
+def test_during_a_change_of_source_ranges_no_allowed_client_loses_a_request_and_no_other_client_is_answered(
+    running: Cluster, family: Family
+) -> None:
     def ranges(*texts: str) -> list[Manifest]:
         return service("web", 1, "p1", balancer=True, loadBalancerSourceRanges=texts)
 
@@ -58,7 +60,7 @@ def test_a_change_of_source_ranges_drops_no_allowed_client_and_admits_no_other_c
 @pytest.mark.parametrize(
     ("from_", "to", "port"), [("p2", "cluster 1", 53), ("client", "node", 30001), ("client", "balancer 1", 53)]
 )
-def test_a_udp_client_is_sent_to_the_new_endpoint_when_the_endpoint_of_its_service_changes(
+def test_udp_packets_of_a_client_go_to_the_new_endpoint_after_the_endpoint_of_the_service_has_changed(
     running: Cluster, family: Family, from_: str, to: str, port: int
 ) -> None:
     running.have(service("web", 1, "p1", balancer=True, node_port=30001))
@@ -70,7 +72,9 @@ def test_a_udp_client_is_sent_to_the_new_endpoint_when_the_endpoint_of_its_servi
 
 
 @with_routes
-def test_a_udp_client_is_sent_to_the_new_endpoint_after_a_change_while_the_program_was_down(running: Cluster) -> None:
+def test_udp_packets_of_a_client_go_to_the_new_endpoint_if_the_endpoint_changes_while_the_program_is_down(
+    running: Cluster,
+) -> None:
     running.have(service("web", 1, "p1"))
     connections = {family: running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53) for family in Family}
     running.program.kill()
@@ -143,7 +147,7 @@ def test_a_direct_connection_to_a_pod_times_out_while_the_same_client_port_is_co
 
 
 @by_ipv4
-def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> None:
+def test_session_affinity_is_kept_until_its_timeout_and_then_expires(running: Cluster, family: Family) -> None:
     # The affinity entry must last longer than the connections, even if the last answer comes late. If a connection still exists
     # when the affinity expires, the kernel keeps the affinity for another minute (ip_vs_conn_expire).
     for_a_while = {"clientIP": {"timeoutSeconds": 2 * UDP_TIMEOUT_S}}
@@ -162,14 +166,14 @@ def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> 
     assert len(first) == 1
     assert backends() == first
     after = []
-    for _ in range(2):  # the scheduler chooses an endpoint anew, and may choose the same endpoint
+    for _ in range(2):  # the scheduler chooses an endpoint again, and may choose the same endpoint
         running.wait_until(lambda: not is_remembered(), "forgotten")
         after.append(backends())
     assert len({first, *after}) == 2
 
 
 @with_addresses
-def test_affinity_lasts_longer_than_its_timeout_while_ipvs_has_a_connection_of_the_client(running: Cluster) -> None:
+def test_session_affinity_lasts_longer_than_its_timeout_if_ipvs_still_has_a_connection_of_the_client(running: Cluster) -> None:
     """docs/runbook.md says: an entry with source port 0 is the affinity, and the client's other entries keep it alive."""
     shortest = {"clientIP": {"timeoutSeconds": 1}}
     running.have(service("web", 1, "p1", "r1", protocols=["TCP"], sessionAffinity="ClientIP", sessionAffinityConfig=shortest))
@@ -209,7 +213,7 @@ def _answers(running: Cluster, family: Family) -> set[str]:
 
 
 @with_addresses
-def test_the_older_of_two_services_with_the_same_address_or_node_port_is_served_until_its_deletion(
+def test_if_two_services_have_the_same_address_or_node_port_the_older_service_is_served_until_its_deletion(
     running: Cluster,
 ) -> None:
     pods = {name: {family: cluster.address(name, family) for family in Family} for name in ("p1", "p2")}

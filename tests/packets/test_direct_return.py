@@ -1,4 +1,4 @@
-"""Direct return on three nodes: which pod answers, which client address the pod sees, and what the failure of a node affects.
+"""Direct return on three nodes: which pod answers, which client address the pod sees, and what survives the failure of a node.
 
 Service addresses are on the device; ``three_nodes.py`` describes the nodes.
 """
@@ -63,7 +63,7 @@ def test_tunnelled_packets_from_an_unknown_sender_are_refused(three: Three) -> N
     assert three.lab.probe("client", "TCP", address, 80, count=2, timeout_s=20.0).outcome == "ok", "from a node it is not"
 
 
-def test_a_tunnel_from_a_node_leads_to_service_addresses_only(three: Three) -> None:
+def test_tunnelled_packets_from_another_node_reach_only_service_addresses(three: Three) -> None:
     three.have(nodes(*NODES), web("r1"))
     pod = cluster.address("r1", Family.IPV4)
     reach = functools.partial(three.lab.probe, "third", "TCP", pod, 8080)
@@ -80,7 +80,7 @@ def test_a_tunnel_from_a_node_leads_to_service_addresses_only(three: Three) -> N
         three.lab.ip("third", "link del inner")
 
 
-def test_open_connections_survive_the_failure_of_the_entry_node(three: Three) -> None:
+def test_open_connections_survive_the_failure_of_the_node_of_entry(three: Three) -> None:
     """The client's route moves from the failed node to another node. Neither of these two nodes has a pod of the Service."""
     three.have(nodes(*NODES), web("r1", "r2"))
     three.enter_by("third")
@@ -100,10 +100,10 @@ def test_open_connections_survive_the_failure_of_the_entry_node(three: Three) ->
         one.abort()
 
 
-def test_a_packet_for_an_endpoint_that_was_just_removed_is_refused_and_not_forwarded(three: Three) -> None:
-    """Without its program, the third node still sends packets to the second node, which has no endpoint any more.
+def test_a_tunnelled_packet_for_a_removed_endpoint_is_refused_and_not_forwarded_to_a_third_node(three: Three) -> None:
+    """The third node has no running program, so it still sends packets to the second node, whose endpoint was removed.
 
-    The second node sends outside clients to the third node, because it believes that the endpoint has moved there.
+    In the API, the endpoint is now on the third node, so the second node sends packets of outside clients to the third node.
     """
     three.lab.ip("client", "link set third up")
     three.have(nodes(*NODES), web("r1", "r2"))
@@ -127,7 +127,7 @@ for port in map(int, ports):
         client.sendto(b"who", (to, 53))
 """
 _SAMPLE = 1000
-"""The flows of one measurement. Their ports are fixed, so the results are the same in each run."""
+"""The number of flows per measurement. The ports of the flows are fixed, so the results are the same in each run."""
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ _SAMPLE = 1000
     ],
     ids=["2", "3", "10", "50"],
 )
-def test_two_nodes_of_entry_choose_the_same_node_for_most_clients(
+def test_two_nodes_of_entry_send_most_clients_to_the_same_node(
     three: Three, count: int, moved_at_most: float, ports: range
 ) -> None:
-    """The more nodes have endpoints, the fewer clients change their node.
+    """The more nodes have endpoints, the fewer clients are sent to another node after a change.
 
     The connections in two kernels show which nodes the kernels have chosen. Most nodes with endpoints exist only in the API, so
     datagrams to them get no answer.
@@ -180,7 +180,10 @@ def _many(count: int, *pods: str) -> list[list[dict[str, Any]]]:
 
 
 def _choices(three: Three, ports: Collection[int], change: Callable[[], None] = lambda: None) -> list[dict[int, str]]:
-    """The nodes to which two nodes of entry send a datagram, by the client's port; ``change`` is called after the first node."""
+    """For each of two nodes of entry: the node that gets the datagram of each client port.
+
+    ``change`` is called between the two.
+    """
     to, source = (cluster.address(name, Family.IPV4) for name in ("balancer 1", "client"))
     chosen: dict[str, dict[int, str]] = {"third": {}, "node": {}}
 

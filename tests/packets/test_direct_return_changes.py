@@ -1,4 +1,4 @@
-"""Direct return with various Service and network options, under load, and if the node that receives the traffic has endpoints.
+"""Direct return with various Service and network options, under load, and with endpoints on the node that receives the traffic.
 
 Service addresses are local routes; ``three_nodes.py`` describes the nodes.
 """
@@ -53,7 +53,7 @@ def test_with_session_affinity_a_client_keeps_its_endpoint_whichever_node_of_ent
 
 
 def test_source_ranges_are_enforced_at_the_node_of_entry(three: Three) -> None:
-    """A packet of a client outside the ranges never arrives at the node with the endpoint, which would also refuse the packet."""
+    """Packets of clients outside the ranges do not even arrive at the node with the endpoint."""
     three.have(nodes(*NODES), web("r1", loadBalancerSourceRanges=[f"{CLIENT}/32"]))
     three.enter_by("third")
     assert three.lab.probe("client", "TCP", BALANCER, 80, src=CLIENT, count=4, timeout_s=20.0).outcome == "ok"
@@ -90,7 +90,7 @@ def test_no_request_fails_while_a_rolling_update_moves_the_endpoints_to_other_no
             held += [one for family in Family for one in three.open("TCP", family, 2)]
 
 
-def test_no_request_or_connection_fails_while_weights_and_terminating_endpoints_drain_a_node(
+def test_no_request_or_connection_fails_while_a_node_is_drained_by_weights_or_by_terminating_endpoints(
     three: Three,
 ) -> None:
     """The node of entry receives each change later than the node with the endpoint."""
@@ -115,9 +115,10 @@ def test_no_request_or_connection_fails_while_weights_and_terminating_endpoints_
 
 @contextlib.contextmanager
 def _losing_nothing(three: Three) -> Iterator[list[lab.Connection]]:
-    """Fail if a request to the Service fails, or a connection in the list that the block gets is lost.
+    """Fail if a request to the Service fails or an open connection is lost.
 
-    All connections are TCP connections, because ipvsproxy removes endpoints of UDP and SCTP at once, like kube-proxy.
+    The block adds its open connections to the list that it gets. All connections are TCP connections, because ipvsproxy removes
+    endpoints of UDP and SCTP at once, like kube-proxy.
     """
     held: list[lab.Connection] = []
     with contextlib.ExitStack() as loading:
@@ -163,11 +164,11 @@ with socket.socket(family) as client:
         pytest.param(Family.IPV6, 1500, marks=patience.THOROUGH),
     ],
 )
-def test_large_transfers_fit_into_the_tunnel_in_both_directions(three: Three, family: Family, mtu: int) -> None:
+def test_large_transfers_through_a_tunnel_succeed_in_both_directions(three: Three, family: Family, mtu: int) -> None:
     """Transfer 200 kB to the endpoint of another node and 60 kB back, unfragmented, with the usual path MTU discovery.
 
-    If the MTU between the nodes is 1,480 bytes, the segment size that the rule sets is too large, so the client must learn the
-    path MTU.
+    If the MTU between the nodes is 1,480 bytes, segments of the size that our rule sets are too large, so the client must learn
+    the path MTU.
     """
     three.have(nodes(*NODES), web("r1"))
     three.enter_by("third")
@@ -176,7 +177,7 @@ def test_large_transfers_fit_into_the_tunnel_in_both_directions(three: Three, fa
     for place in ("third", "remote"):
         three.lab.ip(place, f"link set eth0 mtu {mtu}")
     try:
-        # The lab does not run this command, because its pods would wait.
+        # The test runs this command outside the lab's process, because the pods in that process would have to wait.
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     finally:
         for place in ("third", "remote"):
@@ -189,10 +190,10 @@ def test_large_transfers_fit_into_the_tunnel_in_both_directions(three: Three, fa
 
 
 MOVED_AT_MOST = 1 / 3
-"""The share of connections that the table of another node sends elsewhere, if one of two nodes of entry has endpoints."""
+"""The largest share of connections that end if a node with endpoints replaces a node of entry without endpoints."""
 
 
-def test_only_a_few_open_connections_end_if_the_next_node_of_entry_has_endpoints_itself(three: Three) -> None:
+def test_only_a_few_open_connections_end_if_the_next_node_of_entry_has_endpoints_of_the_service(three: Three) -> None:
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by("third")
     connections = three.open("TCP", Family.IPV4, len(MANY_PORTS), MANY_PORTS)

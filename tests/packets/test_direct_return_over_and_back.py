@@ -43,17 +43,18 @@ FORMER = {
 }
 CHANGED = {path: "1" if "sloppy" in path else "0" for path in FORMER}
 LEFT = ("iptables v4/nat/KUBE-SERVICES", "-A KUBE-SERVICES -m mark ! --mark 0x0/0x3fff -j ACCEPT", "extra")
-"""The rule that ``cleanup --only=own`` leaves, in a chain that kube-proxy rewrites. No packet has such a mark any more."""
+"""The rule that ``cleanup --only=own`` leaves, in a chain that kube-proxy rewrites. No packet has a mark to which the rule
+applies any more."""
 WITHIN_S = patience.seconds(600.0)
 
 
 @pytest.mark.parametrize("way", ["cleanup", pytest.param("off", marks=patience.THOROUGH)])
 def test_a_return_to_kube_proxy_leaves_no_part_of_direct_return_on_the_node(tmp_path: Path, way: str) -> None:
-    """The node returns by ``cleanup --only=own`` or a start with the flag off. All connections to other Services must continue.
+    """The node returns by ``cleanup --only=own`` or by a start with direct return off.
 
-    With rules in nftables, kube-proxy starts and writes its own rules before ``cleanup --only=own`` is run. Finally, the flag is
-    turned off on the other node, and the other node is cleaned up. Without this cleanup, the other node's virtual servers by mark
-    would stay until their connections are over.
+    Connections to other Services must continue. With rules in nftables, kube-proxy starts and writes its own rules before
+    ``cleanup --only=own`` is run. Finally, direct return is turned off on the other node, and the other node is cleaned up.
+    Without this cleanup, the other node's virtual servers by mark would stay until their connections are over.
     """
     three_nodes.load_tunnels()
     manifests = _write_manifests(tmp_path)
@@ -106,7 +107,7 @@ UP = (set(TUNNEL_DEVICES.values()), CHANGED)
 
 
 def _write_manifests(directory: Path) -> Path:
-    """The manifests of the node, and, in a folder beside them, the other node's Services, all with direct return."""
+    """Write the manifests of the node and, in another folder, the Services of the other node, all with direct return."""
     manifests, others = directory / "manifests", directory / "others"
     for folder in (manifests, others):
         folder.mkdir()
@@ -165,13 +166,13 @@ def _tunnels_and_settings(node: lab.Lab, place: str) -> tuple[set[str], dict[str
 
 
 def _sources(node: lab.Lab) -> tuple[str, ...]:
-    """The client addresses that pods of both nodes see behind the Service with direct return; empty if a request fails."""
+    """The client addresses that the pods of the Service with direct return see on both nodes; empty if a request fails."""
     seen = node.probe("client", "TCP", *DIRECT, src=CLIENT, count=three_nodes.CLIENTS, timeout_s=20.0)
     return seen.sources if (seen.outcome, seen.backends) == ("ok", ("10.244.0.11", "10.244.1.11")) else ()
 
 
 def _differing() -> list[tuple[str, str, str]]:
-    """The differences from the rows that kube-proxy left, except intended differences."""
+    """The differences between the kernel and the recorded state of kube-proxy, except intended differences."""
     found = golden_state.differences(RECORDED, golden_state.read_state(), golden_state.KERNEL_SECTIONS)
     return [(part, row, kind) for part, row, kind, *_ in golden_fixtures.unaccepted(found)]
 

@@ -1,6 +1,6 @@
 """Graceful termination, tested with packets: open connections outlive their endpoint, and new connections go to other endpoints.
 
-The tests also cover a restart during the drain, an endpoint that returns, the end of the connections, and a deadline.
+Also covers a restart during the drain, an endpoint that is added again, the end of the connections, and the deadline of a drain.
 """
 
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_connections_survive_the_removal_and_return_of_their_endpoint_and_a_rest
         for family, (going, staying) in pods.items():
             assert _weights(running, family) == {going: 1, staying: 1}
             assert connections[family].ask() == going
-            # Reset, not closed: IPVS would keep closed connections for minutes
+            # the new connections are reset and not closed, because IPVS would keep closed connections for minutes
             new = [running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80) for _ in range(2)]
             assert {connection.backend for connection in new} == {going, staying}
             for connection in new:
@@ -62,7 +62,7 @@ def test_connections_survive_the_removal_and_return_of_their_endpoint_and_a_rest
         running.wait_until(lambda: _weights(running, Family.IPV6) == remaining, "removed")
         running.wait_until(lambda: metrics()["ipvsproxy_drains"] == 1, "counted")
 
-        # The deadline starts again after a restart.
+        # The deadline of the drain begins again after a restart.
         going, staying = pods[Family.IPV4]
         assert _weights(running, Family.IPV4) == {going: 0, staying: 1}
         running.program.kill()

@@ -1,8 +1,8 @@
 """UDP datagrams larger than the MTU, from each kind of client; the results are those that docs/running.md describes.
 
 IPVS does not fragment packets that routers must not fragment: all IPv6 packets, and IPv4 packets with DF set, which is the
-default. IPVS drops the packet, and reports the MTU to the sender. If the Service address is local to the sender's host, the
-sender's kernel does not fragment the packet before IPVS gets it.
+default. IPVS drops the packet, and reports the MTU to the sender. If the Service address is local on the host of the sender, IPVS
+gets the packet unfragmented.
 """
 
 import enum
@@ -67,7 +67,7 @@ def test_datagrams_up_to_the_mtu_arrive(running: Cluster, family: Family) -> Non
         assert _arrived(running, family, from_, to, port=port, size=size) is Arrived.ALL
 
 
-def test_which_large_ipv4_datagrams_of_a_host_socket_arrive_depends_on_the_binding(running: Cluster, binding: Binding) -> None:
+def test_the_binding_determines_which_large_ipv4_datagrams_of_a_host_socket_arrive(running: Cluster, binding: Binding) -> None:
     to, first = ("cluster 2", Arrived.NONE) if binding is Binding.ADDRESSES else ("cluster 7", Arrived.ALL_BUT_THE_FIRST)
     assert _arrived(running, Family.IPV4, "host", to) is first
     assert _arrived(running, Family.IPV4, "host", to) is Arrived.ALL, "the kernel remembers the MTU of the address"

@@ -24,7 +24,9 @@ def _virtual_server(running: Cluster, shown: str) -> str:
 
 
 @mainly_ipv4
-def test_no_client_is_refused_while_endpoints_are_replaced_one_by_one(running: Cluster, family: Family) -> None:
+def test_no_client_of_the_scheduler_mh_is_refused_while_endpoints_are_replaced_one_by_one(
+    running: Cluster, family: Family
+) -> None:
     running.have(service("web", 1, "p1", "p2", protocols=TCP))
     to = cluster.address("cluster 1", family)
     # The scheduler chooses by the client's port, so random ports might all lead to one endpoint.

@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.kernel]
 
 ATTEMPTS = 4
 POD_NETWORKS = ["10.244.0.0/24", "fd00:10:244::/64"]
-"""The pod ranges of this node; the flags of ``cluster`` have the cluster's."""
+"""The pod ranges of this node. The flags in ``cluster`` contain the pod ranges of the whole cluster."""
 SERVICES = [*service("both", 1, "p1", "r1", protocols=["TCP"]), *service("here", 2, "p1", protocols=["TCP"])]
 NODE = cluster.node() | {"spec": {"podCIDR": POD_NETWORKS[0], "podCIDRs": POD_NETWORKS}}
 
 NO_NETWORKS = "node's networks, of which there are none yet"
 HIDDEN, SHOWN = "bridge node", ""
-"""The observed address of a masqueraded client: the node's address towards each backend. Clients that are not masqueraded keep
-their own address."""
+"""The source address of a masqueraded client that a backend sees: the address of the node in the network of the backend. Clients
+that are not masqueraded keep their own address."""
 SENDERS: Mapping[str, tuple[str, str]] = {
     "p2": ("p2", "cluster 1"),
     "host": ("host", "cluster 1"),
@@ -35,7 +35,8 @@ SENDERS: Mapping[str, tuple[str, str]] = {
     "r2": ("remote", "cluster 2"),
     "client to here": ("client", "cluster 2"),
 }
-"""The place of a sender, and its target. ``r2`` is a pod on the other node."""
+"""For each sender: the namespace or pod from which it sends, and the address to which it sends. ``r2`` is a pod on the other
+node."""
 MODES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
     "everything": (["--masquerade-all"], {"p2": HIDDEN, "host": HIDDEN, "client": HIDDEN, "r2": HIDDEN}),
     "cluster's networks": ([], {"p2": SHOWN, "host": HIDDEN, "client": HIDDEN, "r2": SHOWN}),
@@ -55,13 +56,13 @@ MODES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
     NO_NETWORKS: (["--detect-local-mode=NodeCIDR"], {"p2": SHOWN, "host": HIDDEN, "client to here": SHOWN, "r2": SHOWN}),
 }
 ALIKE = ("cluster's networks", "another bridge", NO_NETWORKS)
-"""Modes that run only in a thorough test: ``test_services.py`` uses one of them, and the rules of the others differ from rules of
-further modes only in names and networks."""
+"""Modes that run only in a thorough test. ``test_services.py`` uses one of these modes. The rules of the other two differ from
+the rules of tested modes only in names and networks."""
 
 
 @pytest.fixture(scope="module", name="running")
 def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    """A cluster whose program each test starts with its own flags."""
+    """A cluster without a running program. Each test starts the program with its own flags."""
     cluster.clear()
     return Cluster(laboratory, tmp_path_factory.mktemp("masquerade"))
 

@@ -1,7 +1,7 @@
 """SCTP clients with several addresses, served by IPVS: an association continues when its client changes its address.
 
-IPVS treats a packet from an unknown address as a new connection, and by default only an INIT chunk may open one. The node itself
-answers all packets except INIT with an ABORT, which ends the association (loxilb-io/loxilb #384).
+IPVS treats a packet from an unknown address as a new connection, and by default only an INIT chunk may open a connection. The
+node itself answers all packets except INIT with an ABORT, which ends the association (loxilb-io/loxilb #384).
 """
 
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def test_an_association_ends_if_only_an_init_chunk_may_open_a_connection(laborat
 
 
 @pytest.mark.usefixtures("association")
-def test_an_association_continues_when_its_client_uses_another_address(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_an_association_continues_after_its_client_has_changed_its_address(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--ipvs-sysctls=sloppy_sctp=1") as running:
         running.wait_until(lambda: SETTING.read_text() == "1\n", "sloppy")
         opened = _move(running)

@@ -1,4 +1,4 @@
-"""Rules of other programs next to ours, tested with packets: kube-proxy's nftables mode, Docker, a network plug-in, firewalld.
+"""Rules of other programs next to our rules, tested with packets: kube-proxy's nftables, Docker, a network plug-in, firewalld.
 
 Each test ends with a check that only our table has changed.
 """
@@ -83,7 +83,7 @@ def _lasting(value: Any) -> Any:
 
 
 def wrong(laboratory: lab.Lab, rows: list[Row]) -> list[str]:
-    """The requests of these rows that did not have the expected result, each with its actual result."""
+    """The requests of these rows whose result is not the expected result, each with its actual result."""
     answers = questions.ask(laboratory, questions.questions(rows))
     return [f"{question}: {answer}" for question, answer in answers.items() if answer != question.expected]
 
@@ -145,10 +145,10 @@ def test_kube_proxys_table_is_used_until_our_rules_exist_and_then_removed_withou
 
 
 @BACKENDS
-def test_a_leftover_table_of_kube_proxy_gets_the_packets_until_the_next_audit(
+def test_until_the_next_audit_a_leftover_table_of_kube_proxy_gets_the_packets_of_services(
     laboratory: lab.Lab, tmp_path: Path, backend: Backend
 ) -> None:
-    """Between two audits no tables are examined, so this table stays while clients send requests."""
+    """Tables are examined only at audits, so the leftover table stays while clients send requests."""
     with Cluster(laboratory, tmp_path, f"--rules-backend={backend}", "--ipvs-sync-period=300s") as running:
         running.have(*LATE)
         laboratory.run("node", "nft", "-f", "-", stdin=kube_proxys("p1"))
@@ -175,7 +175,7 @@ def test_a_leftover_table_of_kube_proxy_gets_the_packets_until_the_next_audit(
     ],
     ids=["Docker with iptables", "Docker with nftables", "flannel", "kindnet"],
 )
-def test_services_work_next_to_rules_of_another_program_and_these_rules_do_not_change(
+def test_services_work_next_to_rules_of_another_program_and_the_other_rules_do_not_change(
     laboratory: lab.Lab, tmp_path: Path, program: tuple[str, ...], rules: str
 ) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running:
@@ -200,7 +200,7 @@ def test_a_service_gets_the_packets_of_its_node_port_although_docker_publishes_t
         assert foreign(laboratory) == before
 
 
-def test_dockers_forward_policy_drops_packets_until_docker_user_accepts_them_and_doctor_reports_it(
+def test_doctor_reports_that_dockers_forward_policy_drops_packets_until_the_chain_docker_user_accepts_the_packets(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     outside = Row("a pod reaches an endpoint of another node", "p2", "cluster 5", 0, ANSWERED, "r1", "p2", ("TCP",))
@@ -244,10 +244,10 @@ def reached(laboratory: lab.Lab) -> set[str]:
         (NFTABLES, "nft", "", False),
     ],
 )
-def test_host_ports_before_our_rules_take_packets_of_services_and_are_reported(
+def test_host_port_rules_before_our_rules_take_packets_of_services_and_are_reported(
     laboratory: lab.Lab, tmp_path: Path, ours: str, theirs: str, place: str, *, is_first: bool
 ) -> None:
-    """The answers show that the findings of ``doctor`` are right: if ``doctor`` has no finding, the Service answers.
+    """The answers show that ``doctor`` is right: the pod of the Service answers unless ``doctor`` reports host port rules.
 
     ``is_first``: whether the host port rules exist before the program starts.
     """
@@ -279,7 +279,7 @@ def test_host_ports_before_our_rules_take_packets_of_services_and_are_reported(
 
 @pytest.fixture(name="wall")
 def _wall(tmp_path: Path) -> Firewalld:
-    """The cluster is not started here, because a start begins with an empty kernel."""
+    """A firewalld that the test must start after the cluster, because the start of a cluster removes all rules."""
     if missing := firewalld.missing():
         reason = f"not installed: {missing}"
         if "IPVSPROXY_KERNEL_REQUIRED" in os.environ:

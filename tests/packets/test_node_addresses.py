@@ -1,4 +1,7 @@
-"""Addresses are added to the node and removed: node ports follow them, and Service addresses are unbound and bound again."""
+"""Addresses are added to the node and removed.
+
+Node ports are served on the new addresses, and Service addresses are unbound and bound again.
+"""
 
 import time
 from collections.abc import Iterable
@@ -15,7 +18,7 @@ from tests.support.cluster import Cluster, service
 pytestmark = [pytest.mark.kernel, with_routes]
 
 ACKNOWLEDGED_S = 0.5
-"""A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""
+"""The wait until a client has acknowledged an answer. Linux delays acknowledgements by 40 ms (TCP_DELACK_MIN) to 200 ms."""
 NODE_PORT = 30001
 NEW = {Family.IPV4: "172.18.7.7/16", Family.IPV6: "fc00:f853:ccd::77/64"}
 ADDED = [f"address add {text} dev eth0 {'nodad' if ':' in text else ''}" for text in NEW.values()]
@@ -37,7 +40,10 @@ def _node_port_addresses(running: Cluster, protocol: str = "TCP") -> set[str]:
 
 
 def _wait_until_served(running: Cluster, *addresses: str) -> None:
-    """Wait until the node port is served on these addresses of the node alone, also longer than lost addresses are kept."""
+    """Wait until the node port is served on exactly these addresses of the node.
+
+    The wait outlasts the time for which lost addresses are kept.
+    """
     within_s = GRACE_S + cluster.CHANGED_WITHIN_S
     running.wait_until(lambda: _node_port_addresses(running) == {*addresses}, f"served on {addresses}", within_s)
 
@@ -74,11 +80,11 @@ def test_node_ports_are_served_on_the_present_addresses_of_the_node(running: Clu
 
 
 def test_connections_through_a_node_port_survive_a_short_absence_of_the_node_address(running: Cluster) -> None:
-    """With netplan, a DHCP client or keepalived, an address may be missing for a moment, and its connections must not end.
+    """If netplan, a DHCP client or keepalived removes an address for a moment, connections through the address must not end.
 
     While the address is missing, the client must not send, so the test first waits for the last acknowledgement. A packet that is
-    sent while the address is missing would take another route than when the connection was masqueraded. The kernel would delete
-    the connection of such a packet (``nf_nat_oif_changed``), with or without this program.
+    sent while the address is missing would take another route than earlier packets of its connection. The kernel would delete the
+    connection of such a packet (``nf_nat_oif_changed``), with or without this program.
     """
     assert running.lab.run("node", "sysctl", "-n", "net.ipv4.vs.expire_nodest_conn").strip() == "1"
     new = _bare(NEW.values())
@@ -119,7 +125,7 @@ def test_a_service_address_that_another_device_of_the_node_has_is_not_bound_agai
     _wait_until_served(running, *OWN)
 
 
-def test_node_ports_answer_on_the_configured_addresses(running: Cluster) -> None:
+def test_node_ports_are_served_only_on_addresses_in_the_configured_ranges(running: Cluster) -> None:
     """The recordings of kube-proxy in ``tests/test_golden.py`` do not have these values of ``--nodeport-addresses``."""
     running.program.kill()
     running.start("--nodeport-addresses=203.0.113.0/24,2001:db8:9::/64")

@@ -2,8 +2,9 @@
 
 In the iptables and nftables modes of kube-proxy, only connection tracking determines which pod gets the packets of such a client,
 and the pod may have been removed (kubernetes/kubernetes #139628, #141371). IPVS decides for each packet where the
-packet goes, and deletes an IPVS connection together with its tracked flow. Most of what these tests show is done by the kernel.
-ipvsproxy itself is needed for the first endpoint, because packets to an address that belongs to no Service are tracked as well.
+packet goes, and deletes an IPVS connection together with its tracked flow. In most cases of these tests, the kernel alone does
+the right thing. ipvsproxy must delete tracked flows when a Service gets its first endpoint, because packets to an address that
+belongs to no Service are tracked as well.
 """
 
 import time
@@ -23,7 +24,7 @@ UDP = ("UDP",)
 NODE_PORT, POD_PORT = 30001, 8053
 WAITED_S = patience.seconds(30.0)
 SOME = 10
-"""The number of packets that show that a client is served, or refused."""
+"""The number of packets after which a client counts as served, or as refused."""
 NAMESPACES = {"p1": "p1", "r1": "remote", "r2": "remote"}
 
 
@@ -52,7 +53,7 @@ UNRELATED = service("unrelated", 9, "p2", protocols=UDP)
 
 
 class Client:
-    """A sending client, and the pods that may receive its packets."""
+    """A client that sends packets all the time, and the pods that may receive these packets."""
 
     def __init__(self, running: Cluster, family: Family, from_: str, sent: Callable[[], Mapping[str, int]]) -> None:
         self._running, self._family, self._from, self._sent = running, family, from_, sent
@@ -68,7 +69,7 @@ class Client:
         return sum(self._sent().values())
 
     def _errors(self) -> int:
-        """The number of packets that the kernel refused at once, or because of the answer to an earlier packet."""
+        """The number of packets that the client could not send, also because of an ICMP error for an earlier packet."""
         return self._packets() - self._sent().get("sent", 0)
 
     def _wait_until(self, reached: Callable[[], bool], what: str) -> None:
@@ -78,7 +79,7 @@ class Client:
             time.sleep(0.05)
 
     def is_served_by(self, pod: str) -> None:
-        """The client's packets arrive at this pod, and from now on at no other pod."""
+        """Check that the client's packets arrive at this pod, and from now on at no other pod."""
         before = self.heard()
         self._wait_until(lambda: self.heard()[pod] > before[pod], f"served by {pod}")
         first, packets = self.heard(), self._packets()
@@ -89,7 +90,7 @@ class Client:
             assert self._ask(pod)[1] != cluster.address("client", self._family), "masqueraded, or its answers would not come back"
 
     def is_served_by_nobody(self, *, refused: bool) -> None:
-        """From now on, no packet arrives at any pod. With ``refused``, the client gets errors."""
+        """Check that from now on no packet arrives at any pod. With ``refused``, the client must get errors."""
         before, packets, errors = self.heard(), self._packets(), self._errors()
         self._wait_until(lambda: self._packets() >= packets + 2 * SOME, "sent")
         if refused:
@@ -99,7 +100,7 @@ class Client:
 
 WAYS = {"pod": ("p2", "cluster 1", 53), "host": ("host", "cluster 1", 53), "outside": ("client", "node", NODE_PORT)}
 USUAL = {Family.IPV4: ("pod", "outside"), Family.IPV6: ("host",)}
-"""The clients in the usual run."""
+"""The clients of each family that are tested in the usual run."""
 
 
 @each_family

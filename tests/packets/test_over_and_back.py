@@ -53,12 +53,12 @@ def _node(laboratory: lab.Lab) -> Iterator[lab.Lab]:
 
 
 def differing(state: Mapping[str, Any], sections: tuple[str, ...] = SECTIONS) -> list[tuple[Any, ...]]:
-    """The differences from the rows that kube-proxy left, except intended differences."""
+    """The differences between a state and the recorded state of kube-proxy, except intended differences."""
     return golden_fixtures.unaccepted(golden_state.differences(RECORDED, state, sections))
 
 
 def own_objects() -> dict[str, bool]:
-    """The objects of ipvsproxy in the kernel that kube-proxy does not have."""
+    """For each kind of object that only ipvsproxy creates, whether the kernel has such objects."""
     marked = [row for row in golden_state.read_state(("virtual_servers",))["virtual_servers"] if row.startswith("FWM")]
     sets = subprocess.run(("ipset", "list", "-name"), check=True, capture_output=True, text=True).stdout
     chains = subprocess.run(("iptables-save",), check=True, capture_output=True, text=True).stdout
@@ -75,7 +75,7 @@ NOTHING = dict.fromkeys(("marks", "sets", "chains", "routes", "table"), False)
 
 
 class Proxies:
-    """Both proxies on the node: the proxy of a pod is started and ended, and the kernel is checked after each step."""
+    """kube-proxy and ipvsproxy on the node. A fake pod starts and ends a proxy, and the kernel is checked after each step."""
 
     def __init__(self, folder: Path, backend: Backend, binding: Binding, check_held: Callable[[], None]) -> None:
         self._folder, self._check_held = folder, check_held
@@ -139,11 +139,11 @@ class Proxies:
         self._check_held()
 
     def _has_moved(self) -> bool:
-        """Whether kube-proxy's rules and sets are gone, if rules and sets are in nftables."""
+        """Whether kube-proxy's rules and sets are gone from iptables, if ipvsproxy has its rules and sets in nftables."""
         return not self._by_nftables or iptables_is_empty()
 
     def _check(self, served_by: str) -> None:
-        """Check kube-proxy's objects, and the open connections."""
+        """Check that kube-proxy's objects are unchanged and that no open connection is lost."""
         self.served_by.append(served_by)
         state = golden_state.read_state(SERVERS)
         of_kube_proxy = {part: {row: state[part][row] for row in state[part] if not row.startswith("FWM")} for part in SERVERS}

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.kernel]
 ARP_DEFAULTS = ("net.ipv4.conf.all.arp_ignore=0", "net.ipv4.conf.all.arp_announce=0")
 REFUSING = ("--ipvs-refuse-node-addresses",)
 MARKERS = itertools.count(100)
-"""The numbers of Services that each exist for one sync."""
+"""The numbers of marker Services, each of which exists only until the next marker Service is set."""
 Start = Callable[..., cluster.Cluster]
 
 
@@ -33,7 +33,8 @@ def _start(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Ite
             if flags not in present:
                 running.close()
                 present.clear()
-                laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)  # a program without the flag does not change the settings
+                # A program without the flag for strict ARP does not change these settings.
+                laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)
                 present[flags] = running.enter_context(cluster.Cluster(laboratory, directory, *flags))
             return present[flags]
 
@@ -45,7 +46,8 @@ def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> No
     """Set the API's objects, and wait until they are programmed.
 
     ``Cluster.have`` waits for one sync with Services. An interface that an earlier test has removed causes a sync as well. This
-    function waits for a second sync, which has one more Service and begins when the sync of the objects has ended.
+    function adds a marker Service, waits for its sync, and repeats this once. The second sync begins after the sync of the
+    objects.
     """
     objects = [*itertools.chain.from_iterable(manifests)]
     for number in itertools.islice(MARKERS, 2):
@@ -66,7 +68,7 @@ def serving(laboratory: lab.Lab, *servers: tuple[str, str, int]) -> Iterator[Non
 
 
 def are_reachable(laboratory: lab.Lab, *addresses: str) -> bool:
-    """Whether the host and a pod reach processes of the other node on these addresses of that node."""
+    """Whether the host and a pod reach processes on the other node at these addresses of the other node."""
     with serving(laboratory, *(("remote", address, 7000) for address in addresses)):
         probes = [laboratory.probe(client, "TCP", address, 7000) for client in ("host", "p2") for address in addresses]
     return {one.outcome for one in probes} == {ANSWERED}
@@ -79,7 +81,7 @@ AGENT = service("agent", 2, "remote", protocols=["TCP"])
 def test_packets_of_the_host_are_not_masqueraded_if_the_cluster_cidr_contains_the_cluster_ips(start: Start) -> None:
     """In this lab, the other node routes all addresses to this node.
 
-    On a network without these routes, no answer would come back to a cluster IP.
+    On a network without these routes, the answer to a cluster IP would not come back.
     """
     running = start("--cluster-cidr=10.0.0.0/8,fd00::/8")
     have(running, service("web", 1, "r1", protocols=["TCP"]))
@@ -119,11 +121,11 @@ DNS_RULES = """*raw
 -A OUTPUT -d {0}/32 -p udp -m udp --dport 53 -j NOTRACK
 COMMIT
 """
-"""The rules that node-cache of kubernetes/dns writes for UDP and each address of ``-localip``."""
+"""The rules for UDP that node-cache of kubernetes/dns writes for an address in its flag ``-localip``."""
 LINK_LOCAL = "169.254.20.10"
 
 
-def test_nodelocal_dns_works_with_ipvs_only_in_its_layout_for_ipvs(start: Start) -> None:
+def test_nodelocal_dns_works_with_ipvs_only_if_its_interface_does_not_have_the_cluster_ip(start: Start) -> None:
     """The interface, addresses and rules from nodelocaldns.yaml (k8s-dns-node-cache 1.26.4), without the cache program."""
     running = start()
     laboratory, dns = running.lab, cluster.address("cluster 1", Family.IPV4)
@@ -131,7 +133,10 @@ def test_nodelocal_dns_works_with_ipvs_only_in_its_layout_for_ipvs(start: Start)
     laboratory.ip("node", "link add nodelocaldns type dummy")
 
     def add(address: str) -> tuple[lab.Result, list[str]]:
-        """Give the cache this address too; return the answer of the cluster IP to the host, and the collisions in ``doctor``."""
+        """Give the cache this address, too.
+
+        Return the host's answer from the cluster IP, and the collisions that ``doctor`` reports.
+        """
         laboratory.ip("node", f"address add {address}/32 dev nodelocaldns")
         laboratory.run("node", "iptables-restore", "--noflush", stdin=DNS_RULES.format(address))
         laboratory.serve("node", "UDP", address, 53)
@@ -237,10 +242,10 @@ def test_an_address_of_kube_vip_is_served_whether_or_not_this_node_is_the_leader
 
 
 @pytest.mark.parametrize("scopes", [pytest.param("kube-proxy", marks=patience.THOROUGH), "api"])
-def test_calico_affects_only_the_second_scope_for_pods(start: Start, scopes: str) -> None:
+def test_rules_of_calico_affect_only_the_second_scope_of_an_address_and_only_for_pods(start: Start, scopes: str) -> None:
     """IPVS compares whole firewall marks, and Felix marks packets of pods before IPVS sees them.
 
-    Packets of the host keep their marks.
+    Packets of the host keep the marks that our rules have set.
     """
     flags = [f"--ipvs-traffic-scopes={scopes}", "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cni"]
     running = start(*flags)

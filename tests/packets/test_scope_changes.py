@@ -47,9 +47,9 @@ def backends(*names: str, family: Family = Family.IPV4) -> tuple[str, ...]:
 
 
 def have_web(running: cluster.Cluster, *others: list[cluster.Manifest]) -> None:
-    """Set the API's objects, with ``WEB``, and wait until the rules of second scopes apply.
+    """Set the API's objects, including ``WEB``, and wait until the rules of second scopes apply.
 
-    On a busy machine, the rules of a program that has just started may be written only by the second sync.
+    On a busy machine, a program that has just started may write the rules only at the second sync.
     """
     running.have(WEB, *others)
     reached = functools.partial(ask, running, "host", "balancer 1")
@@ -57,7 +57,7 @@ def have_web(running: cluster.Cluster, *others: list[cluster.Manifest]) -> None:
 
 
 def traces(running: cluster.Cluster) -> list[str]:
-    """Objects of second scopes that remain in the kernel."""
+    """The objects of second scopes in the kernel."""
     rules = [line for program in ("iptables-save", "ip6tables-save") for line in running.lab.run("node", program).splitlines()]
     rules += [line for chain in nft_state.read_rules().items() for line in (chain[0], *chain[1])]
     sets = [*running.lab.run("node", "ipset", "list", "-name").splitlines(), *nft_state.read_sets()]
@@ -100,7 +100,7 @@ def test_second_scopes_work_with_every_method_to_recognise_local_pods(
             assert ask(running, "r2", "node", 30002, family).outcome == "timeout"
 
 
-def test_pods_outside_the_local_ranges_are_treated_as_by_kube_proxy_and_outside_clients_are_dropped(
+def test_pods_outside_the_local_ranges_are_treated_as_by_kube_proxy_and_packets_of_outside_clients_are_dropped(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     """A node without ``podCIDRs`` and without a bridge that has a network, as with Calico's own address management."""
@@ -177,7 +177,7 @@ def test_on_a_kernel_without_mangle_all_clients_are_treated_as_by_kube_proxy(
         running.wait_until(all_served, "everybody served")
 
 
-def test_connections_survive_a_restart_with_other_marks_and_the_complete_removal_of_second_scopes(
+def test_connections_survive_a_restart_with_other_firewall_marks_and_the_complete_removal_of_second_scopes(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
@@ -201,12 +201,13 @@ def test_connections_survive_a_restart_with_other_marks_and_the_complete_removal
         running.program.__exit__(None, None, None)
 
 
-# A switch by a reload, and the commands plan, verify and cleanup.
+# A reload switches second scopes off and on; the commands plan, verify and cleanup.
 
 FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
 """A virtual server of another program, whose mark uses bits of our marks."""
 BESIDE = re.compile(r"sysctl|flow")
-"""A network namespace may not change the size of the connection table; a host may. Each start reads the tracked flows."""
+"""Differences that this test ignores: a network namespace may not change the size of the connection table, and a start reads
+flows."""
 
 
 def test_a_reload_switches_second_scopes_off_and_on_without_a_lost_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def test_a_reload_switches_second_scopes_off_and_on_without_a_lost_connection(la
         (load,) = loads
         assert (load.failed, load.outcomes["ok"] > 5) == (0, True), load.failures
         held[0].abort()
-        # Without this deadline, closed connections remain for two minutes.
+        # Without this drain deadline, closed connections would remain for two minutes.
         configure(path, trafficScopes="kube-proxy", drainDeadline="1s")
         running.wait_until(lambda: has_no_traces(running), "without a trace")
         assert running.program.process_id == process
@@ -240,7 +241,7 @@ def _differences(verified: Ended) -> list[str]:
     return [one for one in found if not BESIDE.search(one)]
 
 
-def test_run_repairs_drift_of_scopes_plan_and_verify_show_it_and_cleanup_removes_only_our_marks(
+def test_drift_of_second_scopes_is_repaired_by_run_and_shown_by_plan_and_verify_and_cleanup_removes_only_our_marks(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
@@ -310,7 +311,7 @@ def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 THIRD_NODE = {Family.IPV4: ("10.244.2.11", "10.244.2.0/24"), Family.IPV6: ("fd00:10:244:2::11", "fd00:10:244:2::/64")}
-"""A pod of a third node, which has the client's addresses, and that node's range."""
+"""The address of a pod on a third node, and the pod range of the third node. The client's namespace is the third node."""
 
 
 @contextlib.contextmanager
@@ -329,7 +330,7 @@ def _third_node(laboratory: lab.Lab) -> Iterator[None]:
 def test_a_node_without_a_local_endpoint_does_not_answer_pods_of_third_nodes_at_its_node_port(
     running: cluster.Cluster,
 ) -> None:
-    """Packets of the third node's pod keep their source address, and the endpoint answers them without passing this node.
+    """Packets from the third node's pod keep their source address, so a remote endpoint would answer around this node.
 
     The file conformance.md names the test of Kubernetes for this case.
     """
@@ -346,7 +347,7 @@ def test_a_node_without_a_local_endpoint_does_not_answer_pods_of_third_nodes_at_
             assert pod(to, 30008, count=ATTEMPTS) == lab.Result(ANSWERED, (local,), (source,)), "the last resort here"
 
 
-def test_a_packet_that_a_process_marked_itself_reaches_its_destination(running: cluster.Cluster) -> None:
+def test_a_packet_that_a_process_has_marked_reaches_its_destination(running: cluster.Cluster) -> None:
     """IPVS accepts a packet with a matching mark whatever its destination, and many programs use the mark 1."""
     with socket.socket() as client:
         running.have(service("web", 1, "p1", balancer=True, protocols=TCP, **LOCAL))
@@ -373,7 +374,7 @@ def test_connections_survive_a_change_of_the_traffic_policy_to_cluster(running: 
 def test_a_host_process_reaches_all_endpoints_through_a_balancer_address_on_another_interface(running: cluster.Cluster) -> None:
     """The node has the address of the load balancer, as with kube-vip.
 
-    The other node would treat this source address as its own.
+    The other node also has this address, so an answer to this source address would not leave the other node.
     """
     address = cluster.address("balancer 1", Family.IPV4)
     running.lab.ip("node", f"address add {address}/32 dev eth0")
@@ -408,7 +409,7 @@ def marks(running: cluster.Cluster) -> list[str]:
 
 
 def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) -> None:
-    """Restart the program while a pod sends requests to load-balancer addresses, given by number.
+    """Restart the program while a pod sends requests to the load-balancer addresses with these numbers.
 
     At each address, only the pod given for this address may answer.
     """
@@ -423,7 +424,7 @@ def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) ->
         assert load.backends.keys() == {cluster.address(pod, Family.IPV4)}, f"balancer {number}"
 
 
-def test_after_a_restart_the_endpoints_of_two_services_that_desire_one_address_are_not_mixed_up(running: cluster.Cluster) -> None:
+def test_if_two_services_desire_one_address_a_restart_does_not_mix_up_their_endpoints(running: cluster.Cluster) -> None:
     running.have()
     old = service("a", 1, "p1", balancer=True, protocols=TCP, **LOCAL)
     young = with_balancers(service("b", 2, "r1", balancer=True, protocols=TCP, **LOCAL), 1, 2)
@@ -433,10 +434,10 @@ def test_after_a_restart_the_endpoints_of_two_services_that_desire_one_address_a
     assert sorted(marks(running)) == before
 
 
-def test_an_address_that_moves_while_no_process_runs_does_not_affect_clients_of_other_addresses(
+def test_an_address_that_moves_to_another_service_while_no_process_runs_does_not_affect_clients_of_other_addresses(
     running: cluster.Cluster,
 ) -> None:
-    """tests/reconcile/tables/test_scopes.py covers both orders of the Services."""
+    """tests/reconcile/tables/test_scopes.py also covers the case in which the order of the two Services is reversed."""
     running.have()
     giver, taker = (
         service(name, number, pod, balancer=True, protocols=TCP, **LOCAL)
@@ -463,7 +464,7 @@ def test_a_load_balancer_address_that_is_also_a_cluster_ip_or_a_node_address_ser
     crossed[0]["spec"]["ports"][0]["nodePort"] = 30080
     crossed[0]["spec"]["ports"].append({"name": "other", "protocol": "TCP", "port": 30080, "nodePort": 30081})
     running.have(same, crossed)
-    # Without a local endpoint, outside clients reach only addresses in the cluster's own range.
+    # Although no endpoint is local, outside clients are served at a load-balancer address that is also a cluster IP.
     assert ask(running, "client", "cluster 1").backends == backends("r1")
     for client in ("p2", "host"):
         assert ask(running, client, "cluster 1").backends == backends("r1")

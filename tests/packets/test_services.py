@@ -137,7 +137,7 @@ def _running(running: cluster.Cluster) -> cluster.Cluster:
     "question",
     [pytest.param(one, marks=[pytest.mark.distribution] * one.row.is_of_every_kind, id=str(one)) for one in QUESTIONS],
 )
-def test_requests_have_the_result_that_the_service_api_defines(
+def test_each_request_has_the_result_that_the_service_api_defines(
     answers: Mapping[Question, lab.Result], question: Question
 ) -> None:
     assert answers[question] == question.expected

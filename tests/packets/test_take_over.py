@@ -1,8 +1,9 @@
-"""Take-over from kube-proxy and hand-back, with kube-proxy's recorded kernel state, the same API objects, and permanent clients.
+"""Take-over from kube-proxy and hand-back, with kube-proxy's recorded kernel state, the same API objects, and clients under load.
 
 No object left by kube-proxy may be rewritten, and no client may notice the take-over. After ipvsproxy has stopped, the kernel
-must have the state that kube-proxy left. Rows in ``golden/accepted.txt`` differ on purpose, and may be rewritten. Second scopes,
-if enabled, are added to the recorded state; before the hand-back, second scopes are disabled, which removes them.
+must have the state that kube-proxy left. Objects in ``golden/accepted.txt`` differ from kube-proxy on purpose, and may be
+rewritten. Second scopes, if enabled, are added to the recorded state; before the hand-back, second scopes are disabled, which
+removes them.
 
 With the nftables backend, the take-over moves kube-proxy's rules and sets to nftables. Before the hand-back, a program with the
 iptables backend moves rules and sets back to iptables, under the same load.
@@ -29,18 +30,18 @@ RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 LONG_LIVED = ("p1", "TCP", "10.96.16.1", 80)
 INTERVAL_S = patience.seconds(0.05)
 LOOKED_THROUGH = frozenset({"flow"})
-"""Each start reads the tracked flows of UDP ports, which is not a write."""
+"""Operations that write nothing: each start reads the tracked flows of UDP ports."""
 WRITTEN = frozenset({("set", "sysctl")})
-"""The recording does not include the size of the table of flows."""
+"""Operations that are permitted, because the recording does not include the size of the table of flows."""
 SCOPED_SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables")
 SCOPED = frozenset({("add", "virtual_server"), ("add", "real_server"), ("add", "set"), ("add", "set_entry"), ("set", "rules")})
-"""Second scopes add objects, and chains to the rules."""
+"""The operations by which second scopes add their objects, and their chains of rules."""
 MOVES = cluster.BACKEND is Backend.NFTABLES
-"""Whether the take-over moves rules and sets to nftables, so that it writes them and removes kube-proxy's."""
+"""Whether the take-over moves rules and sets to nftables: it writes our rules and sets, and removes those of kube-proxy."""
 
 
 @pytest.mark.parametrize("scopes", [TrafficScopes.KUBE_PROXY, pytest.param(TrafficScopes.API, marks=patience.THOROUGH)])
-def test_no_object_is_rewritten_by_a_take_over_and_no_client_is_disturbed_until_the_hand_back(
+def test_a_take_over_rewrites_no_object_and_neither_the_take_over_nor_the_hand_back_disturbs_a_client(
     tmp_path: Path, scopes: TrafficScopes
 ) -> None:
     manifests, log = tmp_path / "manifests", tmp_path / "log"
@@ -73,7 +74,10 @@ def test_no_object_is_rewritten_by_a_take_over_and_no_client_is_disturbed_until_
 
 
 def _check_operations(operations: Mapping[tuple[str, str], int], *, has_scopes: bool) -> None:
-    """No object of kube-proxy was written again; if rules and sets move to nftables, no virtual server and no real server."""
+    """Check that no object of kube-proxy was written again.
+
+    If rules and sets move to nftables, check only virtual and real servers.
+    """
     added = SCOPED if has_scopes else frozenset[tuple[str, str]]()
     if MOVES:
         assert {one for one in operations if one[1] in ("virtual_server", "real_server")} <= added
@@ -84,7 +88,7 @@ def _check_operations(operations: Mapping[tuple[str, str], int], *, has_scopes: 
 
 
 def _traces() -> int:
-    """The rows of second scopes in the kernel."""
+    """The number of rows in the kernel that belong to second scopes."""
     state = golden_state.read_state(SCOPED_SECTIONS)
     compared = golden_state.differences(scope_rows.without_scopes(state), state, SCOPED_SECTIONS)
     return sum(len(rows) for rows in compared.values())

@@ -104,7 +104,7 @@ def note(event, arguments):
 sys.addaudithook(note)
 sys.exit(cli.main(sys.argv[1:]))
 """
-"""Runs the program, and notes each process that it starts in its log."""
+"""A script that runs the program, and logs each process that the program starts."""
 
 
 def test_a_start_runs_no_process_if_the_needed_modules_are_loaded(laboratory: lab.Lab, tmp_path: Path) -> None:

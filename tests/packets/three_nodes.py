@@ -32,7 +32,8 @@ ENTRIES = {
     "third": ("172.18.0.4", "fc00:f853:ccd::4"),
 }
 CLIENTS = 48
-"""The kernel chooses by the client's port, which is random: with 24 clients, all would reach one node once in 500,000 runs."""
+"""The kernel chooses by the client's port, which is random. Even with 24 clients, all clients would reach one node only once in
+500,000 runs."""
 WITHIN_S = patience.seconds(240.0)
 _MANGLE = ("-w", "-t", "mangle")
 DIRECT = ("--ipvs-direct-return=on", "--ipvs-traffic-scopes=kube-proxy")
@@ -54,7 +55,7 @@ def nodes(*taking_part: str) -> list[dict[str, Any]]:
 
 
 def program_at(laboratory: lab.Lab, place: str, manifests: Path, log: Path, *flags: str) -> program.Program:
-    """An ipvsproxy process on the node ``remote`` or ``third``."""
+    """An ipvsproxy process that can be started on the node ``remote`` or ``third``."""
     path = laboratory.path(place)
     starter, main = ("-m", "tests.support.in_namespace", path), functools.partial(in_namespace.run, path)
     return program.Program(manifests, log, *flags, starter=starter, main=main)
@@ -62,7 +63,7 @@ def program_at(laboratory: lab.Lab, place: str, manifests: Path, log: Path, *fla
 
 @dataclasses.dataclass
 class Three:
-    """Three nodes with a program each; the first node belongs to ``cluster``, the other nodes run in the block."""
+    """Three nodes with a program each. ``cluster`` runs the program of the first node, and this class runs the other programs."""
 
     cluster: cluster.Cluster
     directory: Path
@@ -71,7 +72,7 @@ class Three:
     def __post_init__(self) -> None:
         self._programs: dict[str, program.Program] = {}
         self._verified: dict[str, str] = {}
-        """The last output of ``verify`` on a node."""
+        """The last output of ``verify`` on each node."""
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +100,7 @@ class Three:
         return [*usual, f"--hostname-override={name}", f"--rules-backend={cluster.BACKEND}", *self.flags]
 
     def stop(self, place: str) -> None:
-        """Stop the program of a node, which leaves the node's kernel as it is."""
+        """Stop the program of a node. The program leaves the objects in the node's kernel."""
         if place in self._programs:
             self._programs.pop(place).__exit__(None, None, None)
 
@@ -109,7 +110,7 @@ class Three:
 
     @contextlib.contextmanager
     def pausing(self, place: str) -> Iterator[None]:
-        """While the block runs, this node does not see the changes that the block makes."""
+        """While the block runs, the program of this node is paused, so it does not see changes that the block makes."""
         before, process = len(self._syncs(place, r"services=[1-9]")), self._programs[place].process_id
         os.kill(process, signal.SIGSTOP)
         try:
@@ -122,7 +123,7 @@ class Three:
         """Poll until a condition holds while the program of this node runs.
 
         Raises:
-            ProgramError: as ``Program.wait_until``, with the last output of ``verify``.
+            ProgramError: under the conditions of ``Program.wait_until``. The message has the last output of ``verify``.
         """
         running = self.cluster.program if place == "node" else self._programs[place]
         try:
@@ -182,7 +183,7 @@ class Three:
                 self.lab.run(place, name, *_MANGLE, "-D", *rule.split())
 
     def _syncs(self, place: str, of: str = "") -> list[str]:
-        """The log lines of a program about syncs that match this pattern."""
+        """The log lines about syncs of this node's program that match a pattern."""
         log = self.directory / ("log" if place == "node" else f"log-{place}")
         return re.findall(rf".*event=synced {of}.*", log.read_text()) if log.exists() else []
 
@@ -192,7 +193,8 @@ class Three:
     def _is_settled(self, place: str) -> bool:
         """Whether the program has nothing left to do. On a busy machine, rules may be written after the first sync.
 
-        No sync follows if an operation was reported as late, and the next read of the kernel shows its success.
+        If a late operation has succeeded, the next read of the kernel shows this and no further sync follows, so ``verify`` is
+        run.
         """
         return " failed=0 pending=0 " in self._syncs(place)[-1] or self._is_verified(place)
 
@@ -235,7 +237,7 @@ def web(*pods: cluster.Endpoint | str, weights: str = "", **more: Any) -> list[d
 
 
 def check_served(three: Three, protocol: str, family: Family, *pods: str, count: int = CLIENTS) -> None:
-    """New connections reach these pods, which see the client's address, and no other pods."""
+    """Check that new connections reach exactly these pods, and that the pods see the client's address."""
     to, client = (cluster.address(name, family) for name in ("balancer 1", "client"))
     seen = three.lab.probe("client", protocol, to, cluster.PORTS[protocol][0], src=client, count=count, timeout_s=20.0)
     backends = tuple(sorted(cluster.address(name, family) for name in pods))
@@ -243,7 +245,10 @@ def check_served(three: Three, protocol: str, family: Family, *pods: str, count:
 
 
 def check_each_protocol(three: Three, entry: str) -> None:
-    """Outside clients use this node of entry for endpoints on two nodes; answers of other nodes bypass the node of entry."""
+    """Outside clients reach endpoints on two nodes through this node of entry.
+
+    Answers from other nodes bypass the node of entry.
+    """
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by(entry)
     with three.counting_answers(entry) as answers:

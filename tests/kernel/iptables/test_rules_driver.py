@@ -1,7 +1,7 @@
 """A separate thread writes the rules of each family. Covers which call waits for an iptables program, and for how long.
 
-``test_iptables_driver.py`` covers the input of the programs. ``tests/test_program.py`` shows that the event loop does not wait
-for the iptables programs.
+``test_iptables_driver.py`` covers the input of the programs. ``tests/packets/test_held_lock.py`` shows that Services are
+programmed while the iptables programs wait for their lock.
 """
 
 import concurrent.futures
