@@ -17,14 +17,14 @@ from tests.chaos.world import CLOSED, Question
 from tests.support import golden_http, lab, patience
 from tests.support.cluster import ipvs_table
 
-if TYPE_CHECKING:  # at run time, a history imports this module
+if TYPE_CHECKING:  # at run time, the module history imports this module
     from tests.chaos.history import History
 
 REACHED_WITHIN_S = patience.seconds(150.0)
-"""The longest wait until everything except the rules is in force, including another start."""
+"""The longest wait until everything except the rules is in force. The program may have to start again during this time."""
 SILENCE_NOTICED_WITHIN_S = patience.seconds(60.0)
-"""The longest wait until a change behind a silent proxy is in force: six times the silence that the program tolerates in these
-tests."""
+"""The longest wait until a change is in force that a silent proxy has not forwarded: six times the silence that the program
+tolerates in these tests."""
 RELOADED_WITHIN_S = patience.seconds(60.0)
 """The longest wait until a configuration that failed before is in force. The program tries the configuration again after growing
 pauses."""
@@ -32,16 +32,16 @@ SHOWN_WITHIN_S = patience.seconds(60.0)
 """The longest wait until ``/healthz`` reports a part of the kernel that cannot be read."""
 ANSWERED_WITHIN_S = patience.seconds(5.0)
 ACKNOWLEDGED_S = 0.5
-"""A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""
+"""The wait until a client has acknowledged an answer: Linux delays an acknowledgement by 40 ms (TCP_DELACK_MIN) to 200 ms."""
 PROGRAMMED_WITHIN_S = patience.seconds(60.0)
 """The longest wait until a change is in force while the program lacks an optional resource."""
 OPENED_WITHIN_S = patience.seconds(30.0)
-"""The longest wait until a wider source range is in force while another program holds the xtables lock."""
+"""The longest wait until a widened source range is in force while another program holds the xtables lock."""
 LIMIT = 1024
-"""The usual limit of descriptors of containers and services."""
+"""The usual limit of file descriptors of a container or a system service."""
 CHECKED, IDLE = 18, 64
-"""The number of Services with health-check node ports, and the number of connections that an outside client holds to each port,
-which exceeds the limit."""
+"""The number of Services with health-check node ports, and the number of connections that an outside client holds to each of
+these ports. Together, these connections exceed ``LIMIT``."""
 LOOK_S = 0.02
 BOOKMARK_S = 1.0
 """The longest wait for a bookmark."""
@@ -50,11 +50,11 @@ RELOAD_FAILED = b"event=reload_failed"
 BUT_RULES = ("virtual_servers", "ipsets", "addresses")
 BLINKING = Question("client", "TCP", moments.ADDRESS, 30080)
 BLINKING_CLIENT = "172.18.1.51"
-"""An address that no other client has, because IPVS confuses two connections from one port."""
+"""A source address that no other client has, because IPVS confuses two connections from the same address and port."""
 
 
 def _restart_under_lock(life: "History") -> None:
-    """A new process finds that the lock is held for longer than iptables waits. Served objects stay."""
+    """The program starts again while another program holds the xtables lock, for longer than iptables waits for the lock."""
     with moments.held_lock():
         life.restart()
         time.sleep(moments.HELD_S)
@@ -62,7 +62,7 @@ def _restart_under_lock(life: "History") -> None:
 
 
 def _live_beside_native_rule(life: "History") -> None:
-    """A table cannot be listed, both while the program runs and when it starts.
+    """A table of iptables cannot be listed, first while the program runs, then while the program starts.
 
     Changes must be applied to all kernel objects except the rules, and ``/healthz`` must report the fault.
     """
@@ -79,8 +79,8 @@ def _lose_address(life: "History") -> None:
     """An address of the node is missing for a moment, while a connection through a node port on this address is open.
 
     While the address is missing, the client sends nothing, because a packet would take a different route than the first packet of
-    the connection, which was masqueraded. The kernel deletes a masqueraded connection if the route of its packets changes,
-    whatever the proxy does (``nf_nat_oif_changed``).
+    the connection, and the connection was masqueraded. The kernel deletes a masqueraded connection if the route of its packets
+    changes, whatever the proxy does (``nf_nat_oif_changed``).
     """
     with moments.second_address(), contextlib.ExitStack() as cleaning:
         life.wait_until_quiet(REACHED_WITHIN_S)
@@ -203,7 +203,7 @@ def _is_right_but_for_rules(desired: kernel_state.State) -> bool:
 
 
 def _answer(connection: lab.Connection) -> str:
-    """The endpoint that answers, or the error."""
+    """The endpoint that answers a request, or the text of the error."""
     try:
         return connection.ask(ANSWERED_WITHIN_S)
     except lab.LabError as error:

@@ -40,7 +40,7 @@ def _wait_for_all_parts() -> None:
 
 
 def _grant_no_grace() -> None:
-    """Remove node ports as soon as their address is gone."""
+    """Stop serving node ports on an address of the node as soon as the address is gone."""
     from ipvsproxy.translate import view  # noqa: PLC0415 - imported only in the process that needs it
 
     view.GRACE_S = 0.0
@@ -54,7 +54,7 @@ def _bear_silence() -> None:
 
 
 def _end_with_reload() -> None:
-    """End the process after a failed reload, as if a server could not listen."""
+    """End the process after a failed reload, as the program does if an HTTP server cannot listen on its port."""
     from ipvsproxy.daemon import app  # noqa: PLC0415 - imported only in the process that needs it
     from ipvsproxy.daemon.base.cannot_start import CannotStartError  # noqa: PLC0415 - imported only in the process that needs it
     from ipvsproxy.daemon.http import server  # noqa: PLC0415 - imported only in the process that needs it

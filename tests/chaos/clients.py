@@ -20,9 +20,10 @@ class Clients:
 
     @contextlib.contextmanager
     def asking(self, began_s: float) -> Iterator[list[str]]:
-        """Send all requests while the block runs; then fill the block's list with a sentence for each unanswered request.
+        """Repeat all requests while the ``with`` block runs.
 
-        The times of the results are measured from ``began_s``.
+        After the block, the yielded list has a sentence for each kind of request that was not always answered. The times of the
+        results are measured from ``began_s``.
         """
         report: list[str] = []
         with contextlib.ExitStack() as loads:

@@ -20,13 +20,13 @@ from tests.support import api_server, api_store, patience
 T = TypeVar("T")
 
 WITHIN_S = patience.seconds(60.0)
-"""The longest wait until the server's thread has finished a call, which may wait for the program."""
+"""The longest wait until the server's thread has finished a call; some calls wait for the program."""
 BACKUPS = 4
 """How many changes a restored backup lacks."""
 REFUSALS = 2
 """How many successive requests are refused."""
 UNREADABLE_S = 1.0
-"""The pause between two changes, which is longer than the time for which a change waits for further changes."""
+"""The pause between two changes. During this pause, the program applies the first change."""
 GARBAGE = "garbage.yaml"
 GARBAGE_LINE = b"{]\n"
 
@@ -80,12 +80,12 @@ class Directory:
             time.sleep(UNREADABLE_S)
         for target, text in targets.items():  # when the target of a link appears, nothing changes in the directory itself
             target.write_text(text)
-        garbage.unlink(missing_ok=True)  # a start would wait for the broken manifest
+        garbage.unlink(missing_ok=True)  # a starting program would wait until the broken manifest is gone
         for key in gone:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Write a broken manifest until the next change, or let all further changes write files that cannot be read at first."""
+        """Write a broken manifest, which the next change removes, or delay the contents of all files that later changes write."""
         if kind is Trouble.GARBAGE_FILE:
             (self._path / GARBAGE).write_bytes(dice.randbytes(200))
         else:
@@ -155,7 +155,7 @@ class Server:
                 raise ValueError(kind)
 
     async def _restore(self) -> None:
-        """Restore a backup; after the program watches the restored state, bring back the objects from before this call."""
+        """Restore a backup; as soon as the program watches the restored state, undo the restore by changes of objects."""
         server = self._server
         lost = {resource: {_name(item): item for item in server.store.objects(resource)} for resource in RESOURCES.values()}
         server.restore(self._backups[0])
@@ -171,7 +171,7 @@ class Server:
                 server.delete(resource, name)
 
     def cut_and_forget(self, resource: api_store.Resource) -> None:
-        """Cut the watch and forget the history of changes, so that the program may have to list the objects."""
+        """Cut the watch and forget the history of changes; a program that has missed a change must then list all objects."""
 
         def cut() -> None:
             self._server.cut_watches(resource)

@@ -15,7 +15,7 @@ _KUBECONFIG = "--kubeconfig="
 class Configuration:
     """``flags`` name the file and the cluster. ``scheduler``, ``binding`` and ``backend`` are the present values in the file.
 
-    A change between the two values of ``scheduler`` also changes ``binding``.
+    Each of the two schedulers belongs to one ``binding``, so a change of ``scheduler`` also changes ``binding``.
     """
 
     def __init__(
@@ -31,7 +31,8 @@ class Configuration:
         self._usual_binding = binding
         self.backend = backend
         self._path = directory / "config.json"
-        # A kubeconfig is used only if it is in the file; manifests and the node's name may also be flags.
+        # With a configuration file, the program ignores the flag of a kubeconfig, but not the flags of manifests and of the
+        # node's name.
         self._kubeconfig = cluster_flag.removeprefix(_KUBECONFIG) if cluster_flag.startswith(_KUBECONFIG) else ""
         beside = () if self._kubeconfig else (cluster_flag,)
         self.flags = (f"--config={self._path}", "--hostname-override=node-a", *beside)

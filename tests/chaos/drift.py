@@ -1,6 +1,6 @@
 """Drift: changes to a node's kernel state by people and other programs, made with their own tools.
 
-Each function gets the present state and a source of random numbers, and returns a description.
+Each function gets the present state and a source of random numbers, and returns a description of its drift.
 """
 
 import random
@@ -130,7 +130,7 @@ def destroy_sets(_state: State, _dice: random.Random) -> str:
             run(program, "-t", table, "-F")
             run(program, "-t", table, "-X", check=False)
     names = [line for line in commands.run("ipset", "list", "-n").split() if line.startswith("KUBE-")]
-    # If the program has already written its rules again, the rules use some sets, which cannot be destroyed.
+    # If the program has already written its rules again, sets in use by these rules cannot be destroyed.
     run("ipset", "restore", stdin="".join(f"destroy {name}\n" for name in names), check=False)
     _put_foreign_rules_back()
     return "iptables -F, -X; ipset destroy of each KUBE set"

@@ -11,22 +11,22 @@ from typing import NamedTuple
 
 
 class Kind(enum.Enum):
-    """Kinds of faults. For the first five kinds, the socket itself answers a message, and the kernel does not receive it."""
+    """Kinds of faults. Messages that meet the first five kinds do not reach the kernel; the socket itself answers them."""
 
     ENOBUFS = "ENOBUFS"
     EBUSY = "EBUSY"
     ENOMEM = "ENOMEM"
     EEXIST = "EEXIST"
-    """These two kinds of fault answer only changes, because they would be false answers to a query."""
+    """EEXIST and ENOENT are injected only as answers to changes, because as answers to a query they would be untrue."""
     ENOENT = "ENOENT"
     UNSENT = "unsent"
     """The sending system call fails."""
     LOST = "lost"
-    """The kernel carries out the request; its answer overruns the buffer."""
+    """The kernel carries out the request, but the kernel's answer overruns the receive buffer."""
     CUT = "cut"
-    """An answer does not fit the buffer, is cut, or has no end."""
+    """An answer does not fit into the buffer, is cut off, or lacks the message that ends a listing."""
     INTERRUPTED = "interrupted"
-    """A listing reports that it changed meanwhile."""
+    """The kernel reports that the listed objects changed during the listing."""
 
 
 class Order(NamedTuple):

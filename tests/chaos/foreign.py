@@ -70,7 +70,7 @@ def put_back_after_flush() -> None:
 
 
 def remove() -> None:
-    """Remove the network device of the other programs, which clearing the tables does not remove."""
+    """Remove the network device of the other programs; the device stays when the tables are cleared."""
     run("ip", "link", "delete", DEVICE)
 
 

@@ -1,4 +1,4 @@
-"""Harm: drift at a moment when a program may miss the drift, because it reads the kernel differently than before."""
+"""Harm: drift at a moment when the program may miss the drift, because it is stopped, or then reads other parts of the kernel."""
 
 import enum
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from tests.chaos import drift
 from tests.support import patience
 
 STOPPED_S = patience.seconds(35.0)
-"""A time longer than a sync period, so that the next reading is an audit."""
+"""The time for which the program is stopped. It is longer than a sync period, so the next reading of the kernel is an audit."""
 
 
 class When(enum.Enum):

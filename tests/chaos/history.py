@@ -39,19 +39,19 @@ from tests.chaos.world import Object, World, key_of
 from tests.support import golden_state, lab, nft_state, patience, program
 
 QUIET_WITHIN_S = patience.seconds(150.0)
-"""The longest wait until everything is in force, on a slow kernel, including another start of the program."""
+"""The longest wait until everything is in force on a slow kernel. The program may have to start again during this time."""
 HEALED_WITHIN_S = patience.seconds(60.0)
-"""The longest wait until drift is repaired. On a node, a repair takes five seconds. In these tests, each reading takes a hundred
-times as long, including the readings of the suite."""
+"""The longest wait until drift is repaired. On a node, a repair takes five seconds. On the test kernel, each reading of the
+kernel takes a hundred times as long, and the suite reads the kernel too."""
 VERIFIED_WITHIN_S = 300.0
 SETTLE_S = 0.5
-"""The wait before the first reading. After this wait, the reading rarely has to be repeated; readings are slow on this kernel."""
+"""The wait before the suite's first reading of the kernel. After this wait, the slow reading rarely has to be repeated."""
 POLL_S = 0.2
-"""The time between two readings of a spoiled section."""
+"""The pause between two checks of a condition."""
 INJECTED_WITHIN_S = patience.seconds(60.0)
 """The longest wait for a message that can fail. A change or the next poll sends such a message."""
 PATIENT = b"drift_returns"
-"""The log event if drift is not repaired at once."""
+"""The log event which says that the program delays the repair of drift."""
 SYNCED = b"event=synced"
 HARMFUL = {"drift", "harm"}
 """Steps in which requests may be lost."""
@@ -84,7 +84,7 @@ class History:
         With ``quick``, ``verify`` runs only at the end of the history.
 
         ``direct_return`` says whether direct return is on; if it is on, Services and Nodes choose direct return by annotations.
-        The program runs without the fix for the moment that ``without`` names.
+        The program runs without the fix for the bad moment that ``without`` names.
         """
         self.diary: list[str] = []
         self._steps = list(drawn.steps)
@@ -346,7 +346,7 @@ class History:
                 self.delete(items)
                 self.wait_until_quiet(QUIET_WITHIN_S)
                 self._running.kill()
-                self._start()  # the program that starts now has never observed IPv6
+                self._start()  # this process has never observed an IPv6 object
                 self.wait_until_quiet(QUIET_WITHIN_S)
                 self._spoil(spoil)
                 self.put(items)

@@ -1,7 +1,7 @@
 """Runs ``ipvsproxy`` with its usual arguments, counts its tasks, and lets its netlink sockets fail on request.
 
 In the directory ``IPVSPROXY_CHAOS``, the program writes the number of tasks to the file ``tasks`` every second, and reads orders
-of faults from the file ``faults``. ``IPVSPROXY_CHAOS_WITHOUT`` names the moment whose fix is removed from the program;
+of faults from the file ``faults``. ``IPVSPROXY_CHAOS_WITHOUT`` names the bad moment whose fix is removed from the program;
 ``IPVSPROXY_CHAOS_DESCRIPTORS`` is the maximum number of its file descriptors.
 """
 
@@ -26,7 +26,7 @@ STARTER = ("-m", "tests.chaos.instrumented")
 TASKS = "tasks"
 INTERVAL_S = 1.0
 LONGEST_SILENCE_S = 10.0
-"""The tolerated silence of a watch with bookmarks, instead of two and a half minutes."""
+"""The tolerated silence of a watch with bookmarks in these tests; usually, it is two and a half minutes."""
 
 
 def program(
@@ -41,9 +41,10 @@ def program(
 ) -> Program:
     """The instrumented program, started like ``Program``.
 
-    ``without`` removes the fix for a moment, and ``descriptors`` limits the number of file descriptors.
+    ``without`` names the bad moment whose fix is removed, and ``descriptors`` limits the number of file descriptors.
 
-    The program is not a fork, because a fork shares memory with its parent and its memory usage would not be that of the program.
+    Unless ``forks`` is true, the program is not a fork of this process. A fork shares memory with its parent, so the memory usage
+    of a fork is not that of the program.
     """
     environment = {DIRECTORY: str(directory)} | ({WITHOUT: without.name} if without else {})
     environment |= {DESCRIPTORS: str(descriptors)} if descriptors else {}

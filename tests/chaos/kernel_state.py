@@ -1,7 +1,7 @@
 """The desired and the observed state of the kernel for the objects of a world, and their differences.
 
-The desired state is a translation from scratch, without a loop or earlier events. The observed state is read with the operators'
-tools. Both the desired and the observed state are computed without our drivers.
+The desired state is translated from the present objects alone, without the program's loop and without earlier events. The
+observed state is read with the operators' tools. Both the desired and the observed state are computed without our drivers.
 """
 
 import dataclasses
@@ -38,7 +38,8 @@ SYSCTLS_OF_TUNNELS: Mapping[str, str] = {
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/tunl0/rp_filter": "0",
 }
-"""The settings of direct return while it is on. All are 0 before (``tests.support.lab``), and after a start without it."""
+"""The settings of direct return while it is on. All settings are 0 before direct return is turned on (``tests.support.lab``), and
+after a start without direct return."""
 OTHER_BACKEND = {Backend.IPTABLES: Backend.NFTABLES, Backend.NFTABLES: Backend.IPTABLES}
 
 State = dict[str, Any]
@@ -136,5 +137,5 @@ def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[
 
 
 def is_draining(row: str, real_server: Mapping[str, Any], virtual_servers: Collection[str]) -> bool:
-    """Whether a real server that is not desired is waiting for the end of its connections."""
+    """Whether a real server is draining: the real server is no longer desired, and stays until its connections have ended."""
     return row.startswith("TCP ") and real_server["weight"] == 0 and row.partition(" -> ")[0] in virtual_servers

@@ -20,7 +20,7 @@ class LogReader:
         self._thread.start()
 
     def stall(self, process_id: int) -> None:
-        """Stop reading, and fill the pipe of this process so that the pipe accepts no more bytes."""
+        """Stop reading, and fill the log pipe of this process so that the pipe accepts no more bytes."""
         self._goes_on.clear()
         # This opens the same pipe again, because the descriptor of the program must not become non-blocking.
         pipe = os.open(f"/proc/{process_id}/fd/1", os.O_WRONLY | os.O_NONBLOCK)

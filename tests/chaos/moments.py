@@ -15,11 +15,11 @@ from tests.support.commands import run
 
 LOCK = Path("/run/xtables.lock")
 HELD_S = 12.0
-"""The time for which the lock is held, which is longer than the waits of iptables for both families together."""
+"""The time for which the xtables lock is held. It is longer than iptables and ip6tables together wait for the lock."""
 ADDRESS = "172.18.0.9"
 """A second address of the node's interface."""
 AWAY_S = 1.0
-"""The duration of the moment, which suffices for a program on a busy machine to observe the moment."""
+"""The time for which the address is missing. Even on a busy machine, the program notices within this time that it is missing."""
 HIDDEN_TABLE = "filter"
 _STRANGER = ("INPUT", "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT")
 _SAVING = ("iptables-save", "iptables-legacy-save")
@@ -55,9 +55,9 @@ def held_lock() -> Iterator[None]:
 class NativeRules:
     """A wrapper of ``iptables-save``, whose directory ``path`` must be prepended to PATH.
 
-    Because some test kernels have only legacy tables, which cannot hold native nft rules, the wrapper simulates a native rule.
-    While the block of ``added`` runs, the wrapper prints a sentence instead of the table and returns status 0, as the real
-    program does for a table with native rules.
+    Some test kernels have only legacy tables, and legacy tables cannot hold native nft rules. Therefore the wrapper simulates a
+    native rule. While the block of ``added`` runs, the wrapper prints a sentence instead of the table and returns status 0, as
+    the real program does for a table with native rules.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -84,7 +84,7 @@ def remove_jump(state: drift.State, dice: random.Random) -> str:
 
 
 def change_rule(_state: drift.State, _dice: random.Random) -> str:
-    """Make a rule do something other than its comment says."""
+    """Replace a rule by a rule that does something else but has the same comment."""
     chain = "IPv4-nat-KUBE-SERVICES"
     rule = next(one for kind, one in nft_state.listing() if kind == "rule" and one["chain"] == chain)
     text = json.dumps(rule["comment"])

@@ -1,6 +1,6 @@
 """Draws the steps of a history from its number and a seed.
 
-Steps are random, but the kinds of drift, of faults and of all other steps take turns.
+The order of the steps is random, but within drift, faults, troubles, harms and bad moments, the kinds take turns.
 
 The sequence of kinds continues from one history to the next, so that a known number of histories of the same length has all
 kinds.
@@ -25,9 +25,9 @@ DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
 TROUBLE_SHARE = 0.15
 MOMENT_SHARE = 0.15
-"""The share of each kind of step; each kind has at least one step."""
+"""The shares of drift, faults, troubles and bad moments among the steps; each history has at least one step of each."""
 HARM_SHARE = 0.1
-"""The bad moment that takes half a minute, so that short histories leave it out."""
+"""The share of harms; a short history may have no harm."""
 DIRECTORY_EVERY = 4
 """The interval of histories with a directory as source: the last of this many histories has a directory, and all others have an
 API server."""
@@ -37,7 +37,8 @@ MOMENTS: Mapping[Backend, Sequence[Moment]] = {
     Backend.IPTABLES: [kind for kind in Moment if kind is not Moment.LOCKED_MOVE],
     Backend.NFTABLES: [kind for kind in Moment if kind is not Moment.NATIVE_RULE],
 }
-"""With iptables, the kernel may lack nf_tables; with nftables, nothing hides a table."""
+"""The bad moments of each backend. A start with nftables needs nf_tables, which the kernel may lack in tests of iptables; a
+native rule hides only tables of iptables."""
 MOVES = 2
 """The number of moves of rules and sets between the backends in a history that begins with nftables."""
 

@@ -14,7 +14,8 @@ PODS = 20_000
 GOES = 0.02
 """The share of changes that delete a Service."""
 GROWN_MB = 4.0
-"""Allowed growth of resident memory from the second third to the last, because fragmentation varies."""
+"""The allowed growth of resident memory from the second third of the samples to the last third. Some growth is allowed because
+fragmentation varies."""
 FLAT = ("descriptors", "sockets", "threads", "tasks")
 
 
@@ -71,8 +72,8 @@ def _ours(kind: str, item: Object) -> Object:
 def growth(samples: Sequence[Usage]) -> list[str]:
     """A sentence for each resource whose usage grew from the second third of the samples to the last third.
 
-    The first third is ignored, because memory grows until everything has happened once. Listening sockets are ignored, because
-    their number follows the number of Services.
+    The first third is ignored, because memory grows until each kind of change has happened once. Listening sockets are ignored,
+    because their number follows the number of Services.
     """
     third = len(samples) // 3
     second, last = samples[third : 2 * third], samples[2 * third :]

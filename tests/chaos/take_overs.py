@@ -57,9 +57,9 @@ ANSWER_WITHIN_S = 60.0
 
 @contextlib.contextmanager
 def undisturbed(node: lab.Lab, held: Sequence[lab.Connection], *, interval_s: float) -> Iterator[Callable[[], None]]:
-    """Fail at the end of the block if a request of ``CLIENTS`` has failed.
+    """Let ``CLIENTS`` send requests while the ``with`` block runs; fail at its end if a request has failed.
 
-    The ``with`` block gets a function that fails if one of the open connections is lost.
+    Yields a function that fails if a connection of ``held`` is lost.
     """
 
     def check_held() -> None:
@@ -88,7 +88,7 @@ class TakeOver(NamedTuple):
 
 
 class Unanswered(NamedTuple):
-    """An unanswered request, with the program's log of the last take-over that had begun by then, or of the first one."""
+    """An unanswered request, and the program's log of the take-over during or after which the request was sent."""
 
     client: Client
     outcome: str

@@ -24,7 +24,7 @@ from tests.support.cluster import BACKEND
 SEED = 10
 """The seed of a history with a kill, a fault, a trouble and drifts."""
 LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
-"""The steps of this history; with nftables also a switch to iptables and back."""
+"""The number of steps of this history. With nftables, the steps include a switch to iptables and back."""
 MOMENTS = (Moment.FULL_RELOAD, Moment.LOCKED_RESTART, Moment.SILENT_PROXY)
 """The first moment replaces the bad moment of this history; the other moments come at the end of the history."""
 QUIET_POINTS = {Backend.IPTABLES: 11, Backend.NFTABLES: 14}

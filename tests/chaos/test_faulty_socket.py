@@ -49,7 +49,7 @@ def _node(tmp_path: Path) -> _Node:
 
 
 @pytest.mark.parametrize("kind", [Kind.ENOBUFS, Kind.EBUSY, Kind.ENOMEM, Kind.EEXIST, Kind.ENOENT])
-def test_a_refused_change_gets_the_error_and_is_not_sent_to_the_kernel(node: _Node, kind: Kind) -> None:
+def test_a_refused_change_gets_the_ordered_error_and_does_not_reach_the_kernel(node: _Node, kind: Kind) -> None:
     node.faults.order(Order(kind, 1, once=True))
     assert node.change(b"1...", b"2...", b"3...") == {0: getattr(errno, kind.value)}
     assert node.received == [b"2...", b"3..."]
@@ -57,14 +57,14 @@ def test_a_refused_change_gets_the_error_and_is_not_sent_to_the_kernel(node: _No
     assert node.faults.injected() == {kind.value: 1}
 
 
-def test_all_changes_of_a_chunk_can_be_refused_at_once(node: _Node) -> None:
+def test_several_changes_that_are_sent_together_can_all_be_refused(node: _Node) -> None:
     node.faults.order(Order(Kind.EBUSY, 1, once=False))
     assert node.change(b"1...", b"2...") == {0: errno.EBUSY, 1: errno.EBUSY}
     assert node.received == []
 
 
 @pytest.mark.parametrize(("kind", "received"), [(Kind.LOST, [b"1..."]), (Kind.UNSENT, [])])
-def test_a_change_without_an_answer_is_unanswered_whether_or_not_it_was_applied(
+def test_a_change_counts_as_unanswered_if_no_answer_arrives_even_if_the_kernel_applied_the_change(
     node: _Node, kind: Kind, received: list[bytes]
 ) -> None:
     node.faults.order(Order(kind, 1, once=True))
@@ -81,14 +81,14 @@ def test_a_listing_that_fails_once_is_requested_again(node: _Node, kind: Kind) -
 
 
 @pytest.mark.parametrize("kind", [Kind.ENOMEM, Kind.CUT, Kind.INTERRUPTED])
-def test_a_listing_that_always_fails_is_an_error_and_never_an_incomplete_listing(node: _Node, kind: Kind) -> None:
+def test_a_listing_that_always_fails_raises_an_error_instead_of_returning_an_incomplete_list(node: _Node, kind: Kind) -> None:
     node.faults.order(Order(kind, 1, once=False))
     with pytest.raises(KernelError):
         node.channel.dump(LISTING, "list")
 
 
 @pytest.mark.parametrize("kind", [Kind.EEXIST, Kind.ENOENT, Kind.CUT, Kind.INTERRUPTED])
-def test_some_kinds_of_fault_affect_only_messages_of_a_suitable_kind(node: _Node, kind: Kind) -> None:
+def test_some_faults_affect_only_changes_and_others_affect_only_listings(node: _Node, kind: Kind) -> None:
     node.faults.order(Order(kind, 1, once=False))
     attempt: Callable[[], object] = (
         (lambda: node.channel.dump(LISTING, "list")) if kind in (Kind.EEXIST, Kind.ENOENT) else (lambda: node.change(b"1..."))

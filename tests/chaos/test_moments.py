@@ -30,9 +30,10 @@ FOUND: dict[Moment, str] = {
     Moment.SILENT_PROXY: "differs from the model after 60 s",
     Moment.FULL_RELOAD: "the program has ended",
 }
-"""The violation of a program without the fix."""
+"""The violation that the suite reports, for each bad moment whose fix is removed."""
 SLOWLY_FOUND = set(FOUND) - {Moment.FULL_RELOAD}
-"""These faults are found after half a minute or more, because the history waits for an event that never happens."""
+"""The moments whose missing fix is found only after half a minute or more, because the history waits for an event that never
+happens."""
 
 
 @pytest.fixture(scope="module", name="node")
@@ -47,7 +48,7 @@ def live_through(node: lab.Lab, directory: Path, *kinds: plan.Special, without: 
     return figures
 
 
-def test_each_bad_moment_has_a_function_and_each_fix_has_a_known_violation() -> None:
+def test_each_bad_moment_has_a_function_and_each_removable_fix_has_an_expected_violation() -> None:
     assert set(bad_moments.ACTS) == set(Moment)
     assert set(broken.WITHOUT_MEND) == set(FOUND)
 
@@ -118,7 +119,8 @@ def test_the_configuration_file_still_names_the_kubeconfig_after_a_change_of_the
 
 
 @pytest.mark.kernel
-@patience.THOROUGH  # a usual run causes moments in test_chaos.py, tests/limits, test_node_addresses.py and test_native_rules.py
+# A usual run, without this test, causes the moments in test_chaos.py, tests/limits, test_node_addresses.py, test_native_rules.py.
+@patience.THOROUGH
 def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> None:
     kinds = [kind for kind in plan.MOMENTS[BACKEND] if kind is not Moment.LOCKED_MOVE]
     figures = live_through(node, tmp_path, *kinds)
@@ -129,7 +131,7 @@ def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> 
 
 @pytest.mark.kernel
 @pytest.mark.skipif(BACKEND is not Backend.NFTABLES, reason="needs nf_tables")
-def test_old_iptables_rules_have_no_effect_after_a_start_with_nftables_under_a_held_lock(
+def test_old_iptables_rules_have_no_effect_if_a_start_with_nftables_cannot_take_the_xtables_lock(
     node: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (f"{program}{ending}" for program in ("iptables", "ip6tables") for ending in ("", "-save", "-restore")):
@@ -151,6 +153,6 @@ def test_the_node_recovers_from_each_kind_of_harm(node: lab.Lab, tmp_path: Path,
 def test_the_suite_detects_a_program_from_which_a_fix_was_removed(
     node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # wait only a minute, because the condition never holds
+    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # shorter, because the condition never holds
     with pytest.raises((Violation, ProgramError), match=FOUND[kind]):
         live_through(node, tmp_path, kind, without=kind)

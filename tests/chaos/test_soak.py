@@ -28,7 +28,7 @@ def test_growth_in_the_first_third_of_the_samples_does_not_count() -> None:
     assert soak.growth([CALM._replace(resident_mb=60), *[CALM] * 5]) == []
 
 
-def test_too_few_samples_are_not_accepted_as_a_proof() -> None:
+def test_too_few_samples_do_not_prove_that_usage_stays_constant() -> None:
     assert soak.growth([CALM, CALM]) == ["there are too few samples to tell"]
 
 

@@ -56,7 +56,7 @@ QUESTIONS = (
     Question("p2", "TCP", "203.0.113.13", 80),
 )
 CLOSED = Question("client", "TCP", "203.0.113.30", 80)
-"""A request that is answered only after ``closed_service`` is open."""
+"""A request that is answered only while the source ranges of ``closed_service`` include the client."""
 FIRST_CHECKED_PORT = 32200
 HELD = (*(question for question in QUESTIONS if question.protocol == "TCP"), Question("p1", "TCP", "10.96.0.20", 80))
 """The targets of the connections that stay open; the last target is an address of the flapping Service."""

@@ -32,7 +32,7 @@ OWN_FILES = (
     "/proc/stat",
     "/proc/meminfo",
 )
-"""Files about this process, which only metrics read; no start depends on these files."""
+"""Files about this process. Only metrics read these files, and no start depends on them."""
 LOCKED = "Another app is currently holding the xtables lock; still 5s 0us time ahead to have a chance to grab the lock...\n"
 FAILURES: dict[str, tuple[str, ...]] = {
     "send": ("ENOBUFS", "refused"),
@@ -43,10 +43,10 @@ FAILURES: dict[str, tuple[str, ...]] = {
 }
 """The ways in which each kind of act can fail."""
 LOCKLESS = ("--version", "-save")
-"""Processes with these words in their command line never hold the lock."""
+"""A process of iptables whose command line has one of these words never takes the xtables lock."""
 
 _MODULE = re.compile("^/sys/module/[^/]+/")
-"""The folder of a module: the same file of several modules is one act."""
+"""The folder of a kernel module. Acts on files that differ only in this folder have the same name."""
 _PROTOCOLS = {0: "route", 12: "netfilter", 16: "generic"}
 _GENERIC = 16
 _REMOVING = frozenset({3, 7, 17})  # IPVS_CMD_DEL_SERVICE, IPVS_CMD_DEL_DEST, IPVS_CMD_FLUSH (include/uapi/linux/ip_vs.h).

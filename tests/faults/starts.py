@@ -22,15 +22,15 @@ from tests.support.golden_http import fetch
 
 SYNC_PERIOD_S = 1
 WITHIN_S = patience.seconds(90.0)
-"""The longest wait until everything is in force after acts that failed once, which includes a start, the end of a hanging
+"""The longest wait until everything is in force after acts that failed once. The wait includes a start, the end of a hanging
 process, and two attempts."""
 SHOWN_WITHIN_S = patience.seconds(120.0)
 """The longest wait until a fault is reported, or until a start has failed after all of its attempts."""
 TOLD_WITHIN_S = 1.0
 """The longest wait for the report of a permanent failure after everything is in force."""
 TRIES = 3
-"""The number of repetitions of a failed step of the start, with pauses of 0.7 s in total. With the program's own pauses, the
-repetitions take 21 s."""
+"""The number of times that a failed step of the start is repeated in these tests, with pauses of 0.7 s in total. A usual start
+repeats the step for 21 s."""
 POLL_S = 0.1
 SECTIONS = ("virtual_servers", "ipsets", "iptables", "addresses")
 FLAGS = (
@@ -45,13 +45,13 @@ TAKEN = "TCP 10.96.0.12:80"
 FOREIGN = "TCP 192.0.2.200:80"
 CANNOT_START = 2
 SHARED = "iptables "
-"""The prefix of the names of rules, which all Services need."""
+"""The prefix of the names of rules. All Services need the rules."""
 LISTING = "-save"
-"""The suffix in the names of acts that list rules."""
+"""The suffix of the names of acts that list rules."""
 RECORD = "file /sys/class/net/tunl0/ifalias"
-"""The act that reads what direct return has changed. If it fails, rules guard the tunnel device until the next start."""
+"""The act that reads what direct return has changed. If this act fails, rules guard the tunnel device until the next start."""
 SHOWING = re.compile(r"^(ipvsproxy_(?:pending|unreadable_parts)\b\S*) (?!0(?:\.0)?$)", re.MULTILINE)
-"""Metrics that are not 0 if something is not in force, or cannot be read."""
+"""Matches each metric whose value, other than 0, reports that something is not in force or cannot be read."""
 
 
 class Ending(NamedTuple):
@@ -175,8 +175,8 @@ class Node:
     def _lacking(self, orders: Collection[acts.Order]) -> list[str]:
         """The names of objects that differ from the desired state in a start with these failures.
 
-        If rules can never be listed, a jump may exist twice, which does not change how packets are treated. If the record of
-        direct return cannot be read, there may be additional chains and rules, which guard a tunnel device.
+        If rules can never be listed, a jump may exist twice; the second jump does not change how packets are treated. If the
+        record of direct return cannot be read, additional chains and rules may guard a tunnel device.
         """
         hides_rules = any(order.time == 0 and order.name.endswith(LISTING) for order in orders)
         guards_tunnels = any(order.name == RECORD for order in orders)
@@ -196,10 +196,10 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
     Rule 1: no object of an existing Service is removed, and nothing is removed from IPVS, whatever fails, however often.
     Rule 2: after acts that failed once, all objects are programmed, and the process continues.
     Rule 3: while an act always fails, a metric and at least one log line report the objects that are not programmed.
-    Rule 4: ``/healthz`` also reports objects that are not programmed if all Services need these objects. A missing object of one
+    Rule 4: if an object that all Services need is not programmed, ``/healthz`` reports the fault too. A missing object of one
     Service does not make the node unhealthy, because taking the node out of load balancers would hurt all other Services.
-    Rule 5: a process that cannot start because an act always fails may end if it logs the reason and has programmed nothing. The
-    kernel continues to serve, and anyone can see that the process has ended.
+    Rule 5: if an act always fails, a process that cannot start for this reason may end. It must log the reason, and must have
+    programmed nothing. The kernel continues to serve, and anyone can see that the process has ended.
     """
     is_permanent = any(order.time == 0 for order in orders)
     wrong = []

@@ -14,8 +14,8 @@ from tests.faults import acts, starts
 pytestmark = [pytest.mark.kernel]
 
 STARTS = 10
-"""The number of starts over which the failing acts are spread. Every tenth act is of one start, because a step of the start is
-tried a few times only."""
+"""The number of starts over which the failing acts are spread. Each start gets every tenth act, so that acts of the same step
+fail in different starts: a start repeats a failed step only a few times."""
 
 ALWAYS = (
     "process iptables-legacy-save",
@@ -30,7 +30,7 @@ ALWAYS = (
 )
 """One act of each kind: a read and a write of each part of the kernel, a setting, and a step of the start.
 
-``starts.judge`` has the rules for each.
+``starts.judge`` has the rules that hold for each of these acts.
 """
 
 READINGS = (
@@ -38,7 +38,7 @@ READINGS = (
     "send route type 18 dump",
     "send generic command 4 dump",
 )
-"""Reads of the loop before it programs anything; the start may have read them earlier, to check that they work."""
+"""Reads that the loop makes before it programs anything. An earlier step of the start may have made the same reads as a check."""
 
 
 @pytest.fixture(scope="module", name="node")
@@ -58,18 +58,18 @@ def _acts_of_a_start(node: starts.Node) -> list[str]:
 
 
 @pytest.mark.parametrize("first", range(STARTS))
-def test_acts_of_a_start_that_fail_once_remove_nothing_and_everything_is_programmed(
+def test_if_acts_of_a_start_fail_once_nothing_is_removed_and_everything_is_programmed(
     node: starts.Node, acts_of_a_start: list[str], first: int
 ) -> None:
     fail(node, *(acts.Order(name, acts.failures(name)[0], 1) for name in acts_of_a_start[first::STARTS]))
 
 
 @pytest.mark.parametrize("name", ALWAYS)
-def test_an_act_that_always_fails_removes_nothing_and_is_reported(node: starts.Node, name: str) -> None:
+def test_if_an_act_always_fails_nothing_is_removed_and_the_failure_is_reported(node: starts.Node, name: str) -> None:
     fail(node, acts.Order(name, acts.failures(name)[0], 0))
 
 
-def test_reads_that_fail_after_an_earlier_success_remove_nothing(node: starts.Node) -> None:
+def test_if_reads_fail_that_succeeded_earlier_nothing_is_removed(node: starts.Node) -> None:
     fail(node, *(acts.Order(name, "refused", 2) for name in READINGS))
 
 

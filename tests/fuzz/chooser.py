@@ -29,7 +29,7 @@ HOSTILE = (
     "é" * 15,
     "💥",
 )
-"""Texts that escape from some syntax."""
+"""Texts that could break the syntax of the line or document into which they are inserted."""
 
 
 class Chooser:

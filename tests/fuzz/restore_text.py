@@ -44,7 +44,7 @@ def _is_rule(line: str) -> bool:
 
 
 def check(text: str) -> None:
-    """Raise AssertionError for a line of an unknown shape, or if reader and writer would divide the text into different lines."""
+    """Raise AssertionError if a line has an unknown shape, or if a reader could find other lines than the writer has written."""
     assert text == "".join(f"{line}\n" for line in text.splitlines()), "a line break that is not ours"
     for line in text.splitlines():
         known = (

@@ -29,10 +29,10 @@ STOPPED_WITHIN_S = patience.seconds(60.0)
 machine."""
 DESCRIPTORS = 256
 SERVICES = 150
-"""The number of Services; with two listeners each, they need more descriptors than the process has."""
+"""The number of Services. With two listeners each, these Services need more file descriptors than the process may have."""
 CONNECTIONS = 300
 FLOWS = 200
-"""The number of connections that are held open, twice as many as fit into the connection table."""
+"""The number of connections that are held open: twice as many as fit into the connection table."""
 CONNECTION_TABLE_SIZE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 PORTS = (10256, 10249, 32001, 32002)
 NEAR_LIMIT = (

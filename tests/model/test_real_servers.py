@@ -1,4 +1,4 @@
-"""The keys of real servers, and their weights, in separate and in packed form."""
+"""The keys of real servers, and the weights of real servers as dictionaries and in packed form."""
 
 import copy
 import operator
@@ -42,7 +42,7 @@ def keys_of(size: int) -> st.SearchStrategy[list[RealServerKey]]:
 
 
 @hypothesis.given(keys_of(6) | keys_of(18), st.data())
-def test_weights_that_are_all_one_equal_a_dictionary_that_maps_each_key_to_one(
+def test_even_weights_behave_like_a_dictionary_that_gives_each_key_the_weight_one(
     keys: list[RealServerKey], data: st.DataObject
 ) -> None:
     expected, packed = dict.fromkeys(keys, 1), EvenWeights.of(keys)
@@ -68,7 +68,7 @@ def test_the_caller_may_change_unpacked_weights() -> None:
     assert len(NO_REAL_SERVERS) == 0
 
 
-def test_weights_equal_only_mappings_and_are_not_hashable() -> None:
+def test_even_weights_are_equal_only_to_mappings_and_cannot_be_hashed() -> None:
     packed = EvenWeights.of([builders.backend("10.0.0.1")])
     assert not operator.eq(packed, [builders.backend("10.0.0.1")])
     with pytest.raises(TypeError):
@@ -78,14 +78,14 @@ def test_weights_equal_only_mappings_and_are_not_hashable() -> None:
     assert repr(packed) == "EvenWeights({RealServerKey('10.0.0.1:8080'): 1})"
 
 
-def test_packed_weights_are_unpacked_to_a_mapping_and_a_mapping_stays_the_same_object() -> None:
+def test_plain_turns_packed_weights_into_a_dictionary_and_returns_a_dictionary_unchanged() -> None:
     key = builders.backend("10.0.0.1")
     uneven = {key: 7}
     assert plain(uneven) is uneven
     assert plain(EvenWeights.of([key])) == {bytes(key): 1}
 
 
-def test_uneven_weights_are_a_mapping_with_a_fixed_order() -> None:
+def test_uneven_weights_are_a_mapping_that_keeps_the_order_of_its_keys() -> None:
     weights = UnevenWeights({TWO: 5, ONE: 0})
     assert (list(weights), len(weights), weights[TWO]) == ([TWO, ONE], 2, 5)
     assert dict(weights) == weights.unpacked() == {ONE: 0, TWO: 5}

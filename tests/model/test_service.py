@@ -1,4 +1,4 @@
-"""The texts of Services and reasons in log lines, the number of reasons, the endpoints of a slice, and the order of owners."""
+"""Names and reasons in log lines, the limit on the number of reasons, endpoints of an EndpointSlice, and the order of owners."""
 
 import pytest
 

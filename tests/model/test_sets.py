@@ -19,7 +19,7 @@ from ipvsproxy.model.virtual_servers import FirewallMark
 IP, IP_V6 = parse_address("10.0.0.1"), parse_address("fd00::10")
 
 
-def test_each_family_has_seventeen_sets_of_kube_proxy_and_all_names_of_sets_fit_the_kernel() -> None:
+def test_each_family_has_seventeen_sets_of_kube_proxy_and_no_name_of_a_set_is_too_long_for_the_kernel() -> None:
     assert len(IP_SETS) == 2 * (17 + len(SCOPE_KINDS))
     assert max(map(len, IP_SETS)) == SET_NAME_LIMIT == 31
     assert all(IP_SETS[ip_set.name] is ip_set for ip_set in IP_SETS.values())
@@ -74,7 +74,7 @@ def test_entries_are_written_as_ipset_prints_them(entry: SetEntry, text: str) ->
 
 
 @pytest.mark.parametrize("family", Family)
-def test_the_set_entry_of_a_mark_names_its_service(family: Family) -> None:
+def test_a_firewall_mark_can_be_read_from_its_set_entry(family: Family) -> None:
     key = FirewallMark.of(family, 0xFFFF3FFF)
     entry = mark_entry(key)
     assert IP_SETS[entry.set] == IpSet(SetKind.MARKS, family)

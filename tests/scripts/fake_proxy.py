@@ -2,7 +2,7 @@
 
     python fake_proxy.py --table FILE [kube-proxy's flags]
 
-Each change rewrites the whole file, and starts a process to be counted.
+For each change, the fake proxy rewrites the whole file and starts a process, so that the started processes can be counted.
 """
 
 import argparse

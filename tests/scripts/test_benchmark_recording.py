@@ -1,4 +1,4 @@
-"""The recording of a benchmark run: it has the same messages, without the fields that are valid only in that run."""
+"""The recording of a benchmark run has all messages of the run, without the fields that are valid only in that run."""
 
 import pathlib
 
@@ -46,7 +46,7 @@ def test_each_recorded_message_has_the_step_in_which_it_was_sent(tmp_path: pathl
     assert [step for _, _, step in recordings.read(tmp_path / "run").chunks] == ["", "change 0", "change 1", "change 1", ""]
 
 
-def test_the_times_of_steps_are_combined_for_each_part() -> None:
+def test_the_times_of_all_steps_of_the_same_kind_are_combined() -> None:
     parts = figures.by_part({"": 9.0, "change 0": 0.001, "change 1": 0.003, "change 2": 0.002, "churn": 2.0})
     assert parts.keys() == {"change", "churn"}, "the start belongs to no part"
     assert parts["change"] == {"p50_ms": 2.0, "p99_ms": 3.0, "most_ms": 3.0, "sum_s": pytest.approx(0.006), "steps": 3}

@@ -44,7 +44,7 @@ TINY: Mapping[str, Any] = {
 
 @pytest.fixture
 def places(tmp_path: pathlib.Path) -> outside.Places:
-    """Free ports, and a table that is kept in a file instead of the kernel."""
+    """Free ports, and a file that holds the table instead of the kernel."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         ports = [one.getsockname()[1] for one in sockets]

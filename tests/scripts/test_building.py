@@ -86,7 +86,7 @@ class Machine:
         self.have("make", f"sleep 300 >/dev/null & echo $$ $! >{self.begun}.new; mv {self.begun}.new {self.begun}; wait")
 
     def made(self) -> list[str]:
-        """The targets of the calls of make since the last call of this method."""
+        """The targets with which make was called since the last call of this method."""
         words = [line.split()[-1] for line in self.calls.read_text().splitlines()] if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
         return words
@@ -183,7 +183,7 @@ def test_an_interrupt_of_the_build_also_ends_the_compiler(machine: Machine) -> N
 
 def test_a_signal_while_make_is_being_started_also_ends_the_compiler(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(subprocess.Popen[str]):
-        """A program that is interrupted by the signal before its starter knows the process number."""
+        """Starts make, and signals the build before the build knows the process number of make."""
 
         def __init__(self, command: list[str], **arguments: Any) -> None:
             super().__init__(command, **arguments)
@@ -234,9 +234,7 @@ def test_an_unusable_tool_is_reported_in_one_sentence(
     )
 
 
-def test_a_kernel_that_is_outdated_and_would_have_to_be_built_again_is_refused(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outdated_kernel_is_refused_if_it_can_be_built_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = uml.UserModeLinux(
         name="the kernel",
         variants=(),
@@ -290,7 +288,7 @@ def test_the_kernel_configuration_is_debians_with_nf_tables_for_both_families() 
     assert {"CONFIG_XFS_FS_QUOTA=y", "CONFIG_NET=y"} <= set(lines)
 
 
-def test_only_configuration_files_are_unpacked_from_directories_that_are_never_compiled(
+def test_from_directories_that_are_never_compiled_only_configuration_files_are_unpacked(
     machine: Machine, tmp_path: pathlib.Path
 ) -> None:
     building.unpack(tmp_path / "tree", tmp_path / "log")

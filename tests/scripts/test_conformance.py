@@ -80,7 +80,7 @@ def test_parallel_and_serial_tests_run_and_the_tests_of_each_status_are_counted(
     assert len(saved) == 4
 
 
-def test_programs_are_found_by_path_and_kind_tells_how_to_reach_its_cluster(programs: pathlib.Path) -> None:
+def test_programs_are_found_by_path_and_the_kubeconfig_of_a_kind_cluster_comes_from_kind(programs: pathlib.Path) -> None:
     kind = programs / "kind"
     kind.write_text(
         '#!/bin/sh\n[ "$*" = "get kubeconfig --name blue" ] || { echo "no nodes" >&2; exit 1; }\necho "server: blue"\n'

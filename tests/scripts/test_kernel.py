@@ -205,7 +205,7 @@ def test_a_memory_size_without_a_unit_is_refused(kind: str, place: pathlib.Path)
     assert ended.stderr == b"scripts/kernel: --memory 1024: must be a number followed by K, M or G\n"
 
 
-# Each line is a rule in a table of the rule's family; with the nft variant, /proc/net/ip_tables_names stays empty.
+# Writes an IPv4 and an IPv6 rule, then prints the variant and the legacy tables; with the nft variant, there is no legacy table.
 WRITE_RULES = """
     set -e
     iptables -t nat -A POSTROUTING -m comment --comment "a word" -j MASQUERADE
@@ -233,7 +233,7 @@ def test_guests_other_than_user_mode_linux_support_both_variants_of_iptables(kin
 
 
 @uses_nf_tables
-def test_rules_can_use_any_kernel_module_that_neighbours_and_tests_need(place: pathlib.Path) -> None:
+def test_each_kernel_module_that_tests_need_can_be_loaded_and_used_by_rules(place: pathlib.Path) -> None:
     launcher, _ = GUESTS["nf-tables"]
     names = shlex.join(["modprobe", "--all", *control.ON_DEMAND])
     chain = "nft add table inet t && nft add chain inet t c '{ type nat hook output priority 0; }'"

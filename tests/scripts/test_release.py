@@ -1,7 +1,8 @@
 """``scripts/release`` in clones of a repository: what the script refuses, which files it makes, and what it leaves to a person.
 
-A real image takes minutes, and an SBOM needs packages of PyPI, so only .ci/full makes both. Elsewhere an image layout replaces
-the image. ``IPVSPROXY_TEST_IMAGE_OPTIONS`` has options for ``scripts/image``, where PyPI needs a setting.
+A real image takes minutes, and an SBOM needs packages of PyPI, so only .ci/full makes both. All other runs use a small OCI layout
+instead of an image. If ``scripts/image`` needs certain options to reach PyPI, set ``IPVSPROXY_TEST_IMAGE_OPTIONS`` to these
+options.
 """
 
 import concurrent.futures
@@ -64,7 +65,7 @@ def _origin(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def clone(origin: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """A clone that records that the tests have passed on its commit."""
+    """A clone with a record which says that the tests have passed on the clone's commit."""
     folder.parent.mkdir(exist_ok=True)
     git(origin, "clone", "--quiet", str(origin), str(folder))
     (folder / "build").mkdir()
@@ -146,7 +147,7 @@ def test_two_clones_make_identical_release_files_and_publish_nothing(origin: pat
     assert f"tag --sign v{VERSION} {git(origin, 'rev-parse', 'HEAD')}" in printed
 
 
-def test_a_release_with_another_time_has_other_sums(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_checksums_of_a_release_depend_on_its_time(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
     folder = clone(origin, tmp_path / "one")
     sums = []
     for name, seconds in (("a", "1800000000"), ("b", "1800000000"), ("c", "1800000001")):
@@ -287,7 +288,7 @@ def layout(work: pathlib.Path, text: str) -> str:
     return f"sha256:{digest}"
 
 
-def test_one_archive_has_the_images_of_both_architectures_and_the_manifests_use_its_digest(
+def test_one_archive_has_the_images_of_both_architectures_and_the_packed_manifests_name_it_by_digest(
     origin: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, output = clone(origin, tmp_path / "one"), tmp_path / "output"

@@ -93,7 +93,7 @@ def test_four_nf_tables_kernels_share_the_tests_that_concern_the_nftables_backen
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "3 passed, 0 failed")
     assert (place.root / "setups").read_text() == "--with-nf-tables-kernel\n"
     first, *others = place.calls()
-    # Some kernels might not be started, because all tests may be claimed before their start.
+    # Some kernels might not be started, because the first kernels may have claimed all tests by then.
     assert all(call == first for call in others)
     assert len(others) <= 3
     assert first["words"] == ["--kernel", "nf-tables", "--timeout", "7200", "--iptables", "nft"]

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl
 
 
 class Trial:
-    """A run of the script, whose commands are stand-ins in a folder. A command whose words contain ``failing`` fails."""
+    """A run of the script with stand-ins in a folder. A stand-in fails if its command line contains ``failing``."""
 
     def __init__(
         self,

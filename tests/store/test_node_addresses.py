@@ -33,7 +33,7 @@ def _slice(address: str = TAKEN, node: str = OTHER_NODE, suffix: str = "1") -> A
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_endpoint_with_a_services_address_shows_its_node_in_either_order_of_arrival(first: int) -> None:
+def test_an_endpoint_shows_which_node_has_a_services_address_whichever_object_arrives_first(first: int) -> None:
     objects = [_service(TAKEN, "203.0.113.9"), _slice()]
     store = _store(objects[first])
     assert _others(store) == {}
@@ -47,7 +47,7 @@ def test_load_balancer_addresses_are_looked_up_but_cluster_ips_are_not_looked_up
 
 
 @pytest.mark.parametrize("node", [THIS_NODE, ""])
-def test_an_endpoint_on_this_node_or_without_a_node_shows_no_address_of_another_node(node: str) -> None:
+def test_an_address_belongs_to_no_other_node_if_its_endpoint_is_on_this_node_or_has_no_node(node: str) -> None:
     assert _others(_store(_service(TAKEN), _slice(node=node))) == {}
 
 
@@ -91,7 +91,7 @@ def test_a_node_object_shows_which_addresses_belong_to_the_node_until_it_is_dele
         assert _others(store) == {}
 
 
-def test_an_endpoint_slice_that_arrived_before_the_look_up_of_a_new_address_is_counted_once() -> None:
+def test_an_endpoint_slice_is_counted_once_even_if_it_arrives_before_the_service_with_its_address() -> None:
     store = _store(_slice())
     store.deliver([memory_node.put(_service(TAKEN)), memory_node.put(_slice(suffix="2"))], 0)
     assert _others(store) == {TAKEN: OTHER_NODE}
@@ -106,7 +106,7 @@ def test_many_new_addresses_are_looked_up_in_one_pass() -> None:
     assert _others(_store(_service(*many), *slices)) == {address: f"node-{address}" for address in many[1:]}
 
 
-def test_the_bytes_of_an_address_inside_another_address_do_not_match() -> None:
+def test_an_address_is_not_found_where_its_bytes_span_two_other_addresses() -> None:
     packed = Address(bytes([1, 9, 192, 168]))
     assert _others(_store(_service(str(packed)), _slice("192.168.0.1"))) == {}
 
@@ -118,14 +118,14 @@ def test_a_nodes_address_stays_known_while_another_service_has_it() -> None:
     assert _others(store) == {TAKEN: OTHER_NODE}
 
 
-def test_only_services_with_an_address_whose_node_changed_are_translated_again() -> None:
+def test_if_the_node_of_an_address_changes_only_services_with_this_address_are_translated_again() -> None:
     store = _store(_service(TAKEN), _service("203.0.113.9", name="api"), _service(balancer=[TAKEN], name="shop"))
     store.take()
     store.touch_external([Address(bytes([192, 168, 0, 11]))], 5)
     assert {name.name: now for name, now in store.take().services.items()} == {"web": 5, "shop": 5}
 
 
-def test_endpoint_slices_without_the_address_of_a_new_service_do_not_show_its_node() -> None:
+def test_only_an_endpoint_slice_with_the_address_of_a_new_service_shows_the_node_of_the_address() -> None:
     store = _store(_slice("192.168.0.12", suffix="2"), _slice())
     store.deliver([memory_node.put(_service(TAKEN))], 0)
     assert _others(store) == {TAKEN: OTHER_NODE}

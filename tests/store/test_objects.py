@@ -40,7 +40,7 @@ BAD = ServiceName("default", "bad")
 
 @pytest.fixture
 def store() -> Store:
-    """A store that knows one Service with its EndpointSlice, and the Node.
+    """A store that knows one Service, the EndpointSlice of this Service, and this node.
 
     The test has already taken all changes from the store.
     """
@@ -217,7 +217,7 @@ def test_trigger_times_of_changes_are_kept_if_they_are_later_than_the_start_of_t
     assert store.take().triggers == ()
 
 
-def test_the_trigger_time_of_an_endpoint_slice_deleted_before_it_was_programmed_is_forgotten(store: Store) -> None:
+def test_a_trigger_time_is_forgotten_if_its_endpoint_slice_is_deleted_before_it_is_programmed(store: Store) -> None:
     gone, other = slice_triggered(STARTED_S + 1, "10.244.0.7"), slice_triggered(STARTED_S + 2, "fd00::7")
     other = msgspec.structs.replace(other, name=EndpointSliceName("default", "web-v6"))
     deliver(store, gone, other)
@@ -306,7 +306,7 @@ def test_errors_in_a_file_are_reported_each_time_the_file_is_read(store: Store) 
 
 
 def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
-    """A store that needs a second list if more than half of the known objects are missing from a list.
+    """Returns a store that needs a second list if more than half of the known objects are missing from a list.
 
     Also returns the Services and EndpointSlices that the store knows.
     """
@@ -321,7 +321,7 @@ def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
     return store, services
 
 
-def test_a_list_without_most_services_removes_no_service_until_another_list_confirms_it() -> None:
+def test_if_a_list_lacks_most_services_no_service_is_removed_until_another_list_confirms_the_first() -> None:
     store, services = guarded_store(20)
     store.deliver([listed(*services[:5])], 10)
     assert len(store.services) == 20
@@ -344,7 +344,7 @@ def names_of(services: list[ApiObject]) -> set[object]:
     return {item.name for item in services}
 
 
-def test_services_missing_from_an_unconfirmed_list_are_only_remembered_until_they_are_listed_again() -> None:
+def test_a_service_missing_from_an_unconfirmed_list_counts_as_remembered_until_it_is_delivered_or_deleted() -> None:
     store, services = guarded_store(20)
 
     def remembered() -> set[object]:
@@ -398,7 +398,7 @@ def test_a_list_that_ends_before_it_is_complete_does_not_affect_the_next_list() 
     assert (store.take(), dict(store.doubts)) == (Changes(), {})
 
 
-def test_a_list_may_empty_some_endpoint_slices_and_a_watch_may_empty_any_number() -> None:
+def test_a_list_that_empties_few_endpoint_slices_and_a_watch_that_empties_all_need_no_confirmation() -> None:
     store, _ = guarded_store(20)
     rest = [item for name in store.services for item in store.slices_of(name)][5:]
     deliver_list(store, *emptied(5), *rest, now=10)
@@ -408,7 +408,7 @@ def test_a_list_may_empty_some_endpoint_slices_and_a_watch_may_empty_any_number(
 
 
 def store_with_nodes(others: int) -> tuple[Store, list[Node]]:
-    """A store that needs a second list if most nodes are missing from a list, and the nodes that it knows besides this node."""
+    """A store that needs a second list if most nodes are missing from a list; also returns the other nodes in the store."""
     store = Store(STARTED_S, Guard(50, all_nodes=True), here=NODE.name)
     nodes = [msgspec.structs.replace(OTHER, name=f"node-{number}") for number in range(others)]
     deliver(store, NODE, *nodes)
@@ -417,7 +417,7 @@ def store_with_nodes(others: int) -> tuple[Store, list[Node]]:
 
 
 @pytest.mark.parametrize("others", [2, 20])
-def test_a_list_without_most_nodes_removes_no_node_until_another_list_confirms_it(others: int) -> None:
+def test_if_a_list_lacks_most_nodes_no_node_is_removed_until_another_list_confirms_the_first(others: int) -> None:
     store, _ = store_with_nodes(others)
     store.take()
     for items in ([], [NODE]):
@@ -428,7 +428,7 @@ def test_a_list_without_most_nodes_removes_no_node_until_another_list_confirms_i
     assert (store.tunnels[0], store.node(NODE.name), dict(store.doubts)) == ({}, NODE, {})
 
 
-def test_a_list_may_remove_half_of_the_nodes_and_a_watch_may_remove_any_number() -> None:
+def test_a_list_that_lacks_half_of_the_nodes_and_a_watch_that_deletes_any_number_need_no_confirmation() -> None:
     store, nodes = store_with_nodes(3)
     store.deliver([listed(NODE, nodes[0], kind=ObjectKind.NODE)], 2)
     assert store.tunnels[0].keys() == {"node-0"}
@@ -436,7 +436,7 @@ def test_a_list_may_remove_half_of_the_nodes_and_a_watch_may_remove_any_number()
     assert (store.tunnels[0], dict(store.doubts)) == ({}, {})
 
 
-def test_a_list_without_the_only_watched_node_never_needs_confirmation() -> None:
+def test_a_list_without_this_node_needs_no_confirmation_if_no_other_node_is_watched() -> None:
     store = Store(STARTED_S, Guard(50), here=NODE.name)
     store.deliver([listed(kind=ObjectKind.NODE)], 1)
     assert not store.doubts

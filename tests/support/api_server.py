@@ -207,7 +207,7 @@ class ApiServer:
             self._watchers.remove(watcher)
 
     def stall(self) -> None:
-        """Stop writing to all watches, even the messages that would end a watch; the connections stay open."""
+        """From now on, write nothing to any watch, not even the message that ends a watch; the connections stay open."""
         self._flowing.clear()
 
     def resume(self) -> None:

@@ -19,7 +19,7 @@ Matches = Callable[[Object], bool]
 
 
 class Resource(NamedTuple):
-    """A resource type: the names that its objects contain, and its path."""
+    """A resource type: the API version and kind in its objects, and the path of its objects."""
 
     api_version: str
     kind: str

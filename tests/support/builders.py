@@ -170,7 +170,7 @@ def addresses(*texts: str) -> tuple[Address, ...]:
 
 
 def api_servers(slices: Iterable[EndpointSlice]) -> frozenset[RealServerKey]:
-    """The addresses of the API servers in these EndpointSlices, which belong to the Service for the API server."""
+    """The addresses of the API servers, taken from the EndpointSlices of the Service for the API server."""
     return frozenset(RealServerKey.of(one.address, port.port) for item in slices for one in item.endpoints for port in item.ports)
 
 

@@ -25,11 +25,11 @@ CHANGED_WITHIN_S = patience.seconds(60.0)
 BACKEND = Backend(os.environ.get("IPVSPROXY_TEST_RULES_BACKEND") or Backend.IPTABLES)
 """The backend of the rules of every program under test, unless its own flags name another one."""
 IN_FILE: Mapping[str, str] = {} if BACKEND is Backend.IPTABLES else {"rulesBackend": BACKEND}
-"""The field for this backend in the section ``ipvsproxy`` of a configuration file."""
+"""The field that selects this backend in the section ``ipvsproxy`` of a configuration file."""
 FLAGS = (f"--hostname-override={THIS_NODE}", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--ipvs-min-sync-period=0s")
 
 PORTS: Mapping[str, tuple[int, int]] = {"TCP": (80, 8080), "UDP": (53, 8053), "SCTP": (80, 8080)}
-"""The port of each Service, and that of its pods."""
+"""For each protocol, the port of each Service, and the port on which its pods listen."""
 
 ADDRESSES: Mapping[str, tuple[str, str]] = {
     "p1": ("10.244.0.11", "fd00:10:244::11"),
@@ -162,7 +162,7 @@ def clear() -> None:
 
 
 class Cluster:
-    """The ``lab``, with the program running while the block runs.
+    """The ``lab``, in which the program runs while the ``with`` block runs.
 
     Before the block, the node's kernel has no objects of the program.
 
@@ -175,7 +175,8 @@ class Cluster:
         self._manifests = directory / "manifests"
         self._manifests.mkdir(exist_ok=True)
         self._log = directory / "log"
-        # An older version of the program may not know this flag, and the flag would take precedence over a file.
+        # The flag is left out for an older version, which may not know it, and with a configuration file, which it would
+        # override.
         is_left_out = program.OTHER_VERSION and BACKEND is Backend.IPTABLES
         is_in_file = any(flag.startswith("--config=") for flag in flags)
         backend = () if is_left_out or is_in_file else (f"--rules-backend={BACKEND}",)
@@ -226,7 +227,7 @@ class Cluster:
     def settle(self) -> None:
         """Wait until nothing is left to do. On a busy machine, the device and the rules may be written after the first sync.
 
-        No sync follows if an operation was reported as late, and the next read of the kernel shows its success.
+        If an operation was reported as late, but the next read of the kernel shows that it has succeeded, no other sync follows.
         """
         self.wait_until(
             lambda: " failed=0 pending=0 " in self.logged("event=synced")[-1] or self.run("verify")[0].status == 0, "settled"
@@ -258,7 +259,7 @@ class Cluster:
         return ipvs_table().get((protocol, address, port), {})
 
     def local_addresses(self, *ways: Binding) -> set[str]:
-        """The Service addresses that are local by one of these bindings; by default, by either binding."""
+        """The Service addresses that one of these bindings makes local on the node; without ``ways``, both bindings count."""
         found: set[str] = set()
         if Binding.ADDRESSES in (ways or Binding):
             listing = json.loads(self.lab.run("node", "ip", "-json", "address", "show") or "[]")

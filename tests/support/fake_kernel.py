@@ -111,9 +111,9 @@ class FakeKernel:
         self.unreadable: set[str] = set()
         self.audits = self.polls = self.whole_polls = 0
         self._known: set[VirtualServerKey] = set()
-        """All virtual servers that were ever reported or requested: a poll reports their absence."""
+        """All virtual servers that were ever reported or requested. If one of them is absent, a poll reports its absence."""
         self._reported: dict[VirtualServerKey, ObservedVirtualServer | None] = {}
-        """The last report of ``poll``, without virtual servers written since."""
+        """The last report of ``poll``, without the virtual servers that have been written since then."""
         self._failures: list[Failure] = []
 
     def fail(self, predicate: Callable[[Operation], bool], number: int = errno.EIO, *, times: int = 1) -> None:
@@ -277,7 +277,10 @@ class FakeKernel:
                 raise fake_sets.Refusal(failure.number)
 
     def _change(self, verb: Verb, item: Item) -> bool:
-        """Change one object; return whether its state contradicted the verb (adding an existing object). Raises Refusal."""
+        """Change one object; return whether the object's state contradicted the verb, as when an existing object is added.
+
+        Raises Refusal.
+        """
         surprise = False
         match item:
             case VirtualServer():

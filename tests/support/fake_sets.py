@@ -31,7 +31,7 @@ class KernelSet:
     entries: set[SetEntry] = dataclasses.field(default_factory=set)
 
     def differs_from(self, ip_set: IpSet) -> bool:
-        """Whether the parameters of the set differ from the parameters of our set with that name.
+        """Whether the parameters of this set differ from the parameters that ipvsproxy gives to the set with this name.
 
         If the parameters differ, the entries of the set are ignored.
         """
@@ -39,7 +39,10 @@ class KernelSet:
 
 
 def change_set(sets: dict[str, KernelSet], verb: Verb, item: IpSet, *, referenced: bool) -> bool:
-    """Create or remove a set; return whether its state contradicted the verb (such as removing an absent set). Raises Refusal."""
+    """Create or remove a set; return whether the set's state contradicted the verb, as when an absent set is removed.
+
+    Raises Refusal.
+    """
     there = sets.get(item.name)
     if verb is Verb.REMOVE:
         if referenced:
@@ -54,12 +57,12 @@ def change_set(sets: dict[str, KernelSet], verb: Verb, item: IpSet, *, reference
 
 
 def change_entry(sets: dict[str, KernelSet], verb: Verb, item: SetEntry) -> bool:
-    """Add or remove an entry; return whether the whole set does not exist. Raises Refusal.
+    """Add or remove an entry; return True if the set itself is absent. Raises Refusal.
 
     Entries are sent to the kernel in bulk, and the kernel does not report which entries already existed.
     """
     held = sets.get(item.set)
-    if isinstance(item, MarkedEntry) and held is not None:  # the key does not include the mark
+    if isinstance(item, MarkedEntry) and held is not None:  # the kernel's key of an entry does not include the mark
         place = (item.address, item.protocol, item.port)
         held.entries -= {one for one in held.entries if (one.address, one.protocol, one.port) == place}
     if verb is Verb.REMOVE:

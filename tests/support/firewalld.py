@@ -78,7 +78,7 @@ class Firewalld:
             time.sleep(0.2)
 
     def restart(self) -> None:
-        """Stop the daemon, which removes its rules, and start it again."""
+        """Restart the daemon; the daemon removes its rules when it stops."""
         self._stop()
         self.start()
 

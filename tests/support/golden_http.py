@@ -31,7 +31,7 @@ def read_answers(recorded: Mapping[str, Any]) -> State:
 def parse_metrics(text: str, with_value: Collection[str]) -> State:
     """kube-proxy's metrics in text format, by name and labels.
 
-    Each metric has its type and its buckets; only the metrics in these rows have a value.
+    Each metric has its type and its buckets; only the metrics in ``with_value`` have a value.
     """
     metrics: State = {}
     for family in parser.text_string_to_metric_families(text):
@@ -67,7 +67,10 @@ def _host(address: str) -> str:
 
 
 def fetch(where: str) -> State:
-    """The answer to a request from this namespace, such as to ``127.0.0.1:10256/healthz``; only a code if there is no answer."""
+    """The answer to a request from this namespace, such as to ``127.0.0.1:10256/healthz``.
+
+    If there is no answer, the result has only a code.
+    """
     try:
         with urllib.request.urlopen(f"http://{where}", timeout=patience.seconds(60)) as response:
             return _answer(response.status, response.headers, response.read())

@@ -32,7 +32,7 @@ _BUILT_IN_TABLES = ("nat", "filter", "mangle")
 
 
 def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
-    """These sections of a recording, which come from the kernel; ``virtual_servers`` includes ``real_servers``.
+    """Read these sections from the kernel, in the form of a recording; ``virtual_servers`` includes ``real_servers``.
 
     The sets and rules are read from ``backend``.
     """

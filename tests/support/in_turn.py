@@ -13,7 +13,7 @@ from ipvsproxy import cli
 def run(commands: Sequence[Sequence[str]]) -> int:
     """Run the command lines."""
     end = os._exit
-    # A command with a thread that has not ended yet does not end this process.
+    # If a thread has not ended yet, a command calls ``os._exit``, which must not end this process.
     os._exit = lambda _status: None  # type: ignore[assignment, return-value]  # replaced on purpose
     for arguments in commands:
         with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(io.StringIO()) as error:

@@ -30,7 +30,8 @@ from tests.support import patience
 
 POD_PORTS = (("TCP", 8080), ("SCTP", 8080), ("UDP", 8053))
 COMMAND_WITHIN_S = patience.seconds(240.0)
-"""A command in a namespace that takes longer hangs; the error names it before the time of a test is over."""
+"""The longest time for a command in a namespace. It is shorter than the time limit of a test, so that an error names a command
+that hangs."""
 
 # ICMP redirects between the node and pods on one link, and answers that take a shorter path, are normal in the lab.
 _EVERYWHERE = {
@@ -54,7 +55,7 @@ _NODE = _EVERYWHERE | {
 }
 
 _AGENT = "import sys; sys.path.append(sys.argv.pop(1)); import asyncio, lab_agent; asyncio.run(lab_agent.main())"
-"""Imports the agent, because Python would compile a script anew each time."""
+"""Runs the agent by an import, because Python would compile a script again at each start."""
 
 
 class LabError(Exception):
@@ -135,7 +136,7 @@ class Lab:
     """The lab; a context manager that builds and removes it. Needs root."""
 
     _clients = 0
-    """How many clients all labs of this process have had. Each gets another port."""
+    """How many clients all labs of this process have had. Each client gets another port."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -299,7 +300,7 @@ class Lab:
         self._wait_until_reachable()
 
     def _wait_until_reachable(self) -> None:
-        """A new device starts to transmit packets after a moment, and the neighbour's address must be resolved first."""
+        """Wait until packets pass: a new device transmits only after a moment, and first resolves the neighbour's address."""
         probes = [Probe("host", "TCP", f"10.244.{node}.{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
         probes += [Probe("host", "TCP", f"fd00:10:244:{node}::{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
         probes += [Probe("client", "TCP", address, 22) for address in ("172.18.0.2", "fc00:f853:ccd::2")]
@@ -385,7 +386,7 @@ class Lab:
         interval_s: float = 0.01,
         timeout_s: float = 5.0,
     ) -> Iterator[list[Load]]:
-        """Send requests while the block runs. After the block, the list that the block got contains the result."""
+        """Send requests while the ``with`` block runs. After the block, the yielded list contains the result."""
         target = _target(from_, protocol, to, port, src)
         number = self.call("start_load", target=target, interval_s=interval_s, timeout_s=timeout_s)
         results: list[Load] = []
@@ -407,8 +408,8 @@ class Lab:
     def sending(self, from_: str, to: str, port: int, *, size: int = 4) -> Iterator[Callable[[], Mapping[str, int]]]:
         """Send datagrams of ``size`` bytes from one socket while the block runs, and wait for no answer.
 
-        The ``with`` block gets a function that returns two numbers: how many datagrams were sent, and how many the kernel refused
-        because an earlier datagram caused an error.
+        Yields a function that returns two numbers: how many datagrams were sent, and how many the kernel refused because
+        an earlier datagram caused an error.
         """
         number = self.call("start_sender", target=_target(from_, "UDP", to, port, None), size=size)
         try:

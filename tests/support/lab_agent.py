@@ -25,11 +25,11 @@ from typing import Any, NamedTuple, cast
 
 CLONE_NEWNET = 0x40000000
 CLIENT_PORTS = range(44000, 65000)
-"""The ports of clients that have not chosen one. Tests that choose ports use lower ones."""
+"""The ports of clients that have not chosen one. Tests that choose a client port use lower ports."""
 _SCTP_SOCKOPT_BINDX_ADD = 100  # include/uapi/linux/sctp.h
 BETWEEN_DATAGRAMS_S = 0.02
 TURN_S = 0.1
-"""The length of one turn of the loop, in which timeouts count."""
+"""The duration of one iteration of the event loop. Timeouts are measured in such iterations."""
 PROTOCOLS = {
     "TCP": (socket.SOCK_STREAM, socket.IPPROTO_TCP),
     "UDP": (socket.SOCK_DGRAM, socket.IPPROTO_UDP),
@@ -61,7 +61,7 @@ class Target(NamedTuple):
 
 @dataclasses.dataclass
 class Counts:
-    """The requests so far: the number of answers by outcome and by backend, the slowest answer, and all failures.
+    """The requests of a load so far: the number of answers by outcome and by backend, the slowest answer, and all failures.
 
     Each failure has its time and its outcome.
     """
@@ -99,7 +99,7 @@ class Namespaces:
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Enter a namespace for the duration of the block, which must not await."""
+        """Enter a namespace while the ``with`` block runs; the block must not await."""
         if name == "node":
             yield
             return
@@ -175,7 +175,7 @@ class DatagramServer(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.DatagramTransport", transport)  # in Python 3.11, the transport is not a subclass
+        self._transport = cast("asyncio.DatagramTransport", transport)  # no subclass in Python 3.11
 
     def datagram_received(self, _data: bytes, addr: tuple[str | Any, int]) -> None:
         self.heard += 1
@@ -278,7 +278,7 @@ class Agent:
             await asyncio.sleep(BETWEEN_DATAGRAMS_S)
 
     async def sent(self, number: int) -> dict[str, int]:
-        """Return how many datagrams a sender has sent, by the error that the kernel reported for the next datagram."""
+        """Return how many datagrams a sender has sent, and how many the kernel refused, by error."""
         return self._sent[number]
 
     async def stop_sender(self, number: int) -> None:

@@ -5,7 +5,7 @@ import os
 import socket
 
 HOST = f"127.{64 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
-"""No other process listens on this address, or connects from it, so none can take a port between the search and its use.
+"""Only this process listens on this address or connects from it, so a port that was found free stays free until it is used.
 
 Process IDs have at most 22 bits.
 """

@@ -11,7 +11,7 @@ from ipvsproxy.kernel.iptables import process
 
 READ_ONLY_SETTINGS = "for dir in /proc/sys /sys; do mount --bind $dir $dir && mount -o remount,bind,ro $dir || exit 9; done"
 OWN_SYS = "mount -t sysfs none /sys"
-"""Shows the interfaces of the network namespace, as in a pod in the host network."""
+"""After this command, ``/sys`` shows the interfaces of this network namespace, as in a pod in the host network."""
 _PR_SET_PDEATHSIG = 1
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def answering_long(flags: Sequence[str]) -> int:
-    """After a signal, the program continues to answer for so long that a request arrives in time even on a busy machine."""
+    """Run the program so that it still answers for a while after a signal; even on a busy machine, a request arrives in time."""
     from ipvsproxy.daemon.process import lifecycle  # noqa: PLC0415 - imported only in the process that needs it
 
     lifecycle.LAST_ANSWERS_S, lifecycle.STOP_WITHIN_S = 5.0, 60.0
@@ -34,14 +34,14 @@ def without_net_admin(flags: Sequence[str]) -> int:
 
 
 def unprivileged_with_own_sys(flags: Sequence[str]) -> int:
-    """As in the second container of manifests/base: one capability, no way to gain more, read-only kernel settings."""
+    """Run the program as in the second container of manifests/base: it has one capability, and cannot write kernel settings."""
     _mount(f"{OWN_SYS}; {READ_ONLY_SETTINGS}")
     # After an installation without a compiler, ipvsproxy also needs net_raw.
     kept = 1 << process.NET_ADMIN | (0 if process.LIBRARY.exists() else 1 << process.NET_RAW)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for number in range(64):
         if not kept >> number & 1:
-            _libc.prctl(_PR_CAPBSET_DROP, number)  # the call fails for numbers that this kernel does not have
+            _libc.prctl(_PR_CAPBSET_DROP, number)  # the call fails for capabilities that this kernel does not have
     _keep_capabilities(kept)
     return cli.main(flags)
 
@@ -57,7 +57,7 @@ def with_read_only_settings(flags: Sequence[str]) -> int:
 
 
 def first_process_without_modules(flags: Sequence[str]) -> int:
-    """The program is like the first process of a container, which no signal ends by default.
+    """Run the program as the first process of a container: by default, no signal ends such a process.
 
     ``/sys/module`` is empty, so the program runs modprobe.
     """
@@ -80,7 +80,7 @@ def _keep_capabilities(mask: int) -> None:
     """Drop all effective, permitted and inheritable capabilities that are not in this mask."""
     header, sets = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
     _libc.capget(header, sets)
-    for number in range(len(sets)):  # three sets with the capabilities 0 to 31, and three sets with the capabilities from 32 on
+    for number in range(len(sets)):  # three sets of the capabilities 0 to 31, then three sets of the capabilities from 32 on
         sets[number] &= mask >> (32 * (number // 3)) & 0xFFFFFFFF
     if _libc.capset(header, sets) != 0:
         raise OSError(ctypes.get_errno(), "the capabilities stay")

@@ -44,9 +44,9 @@ SYSCTLS = (Sysctl("net/ipv4/vs/conntrack", "1"), Sysctl("net/ipv4/ip_forward", "
 TIMEOUTS = Timeouts(600, 0, 0)
 AUDIT_INTERVAL_S = 30.0
 DRIFT_CHECK_INTERVAL_S = POLL_INTERVAL_S
-"""Every poll reads everything."""
+"""The interval equals the interval of polls, so that every poll reads the whole kernel state."""
 QUIET_S = 0.001
-"""Virtual time after which no operation is left that can be done now."""
+"""The virtual time within which the loop carries out all operations that are possible now."""
 
 KINDS: Mapping[type, ObjectKind] = {
     Service: ObjectKind.SERVICE,
@@ -160,7 +160,7 @@ class MemoryNode:
         self.deliver([Gone(KINDS[type(item)], key_of(item)) for item in objects])
 
     def begin_with(self, *objects: ApiObject) -> None:
-        """Deliver first lists that are complete and contain these objects."""
+        """Deliver the first list of each kind; together, the lists contain these objects."""
         self.deliver([put(item) for item in objects])
         self.deliver([listed(kind, objects) for kind in ObjectKind])
 

@@ -46,7 +46,8 @@ COMMIT
 -A DOCKER-FORWARD -i bridge1 -j ACCEPT
 COMMIT
 """
-"""For ``iptables-restore``. The policy of FORWARD is ``DROP``, as Docker sets it when it enables forwarding itself."""
+"""Docker's rules for ``iptables-restore``. The policy of FORWARD is ``DROP``, as Docker sets it when Docker itself enables
+forwarding."""
 
 PORTMAP = """\
 *nat
@@ -63,7 +64,7 @@ PORTMAP = """\
 -A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000
 COMMIT
 """
-"""For ``iptables-restore``: the lab's pod ``p2`` has the host port 80."""
+"""Portmap's rules for ``iptables-restore``: the lab's pod ``p2`` has the host port 80."""
 
 PORTMAP_NFTABLES = """\
 table ip cni_hostport {
@@ -82,7 +83,7 @@ table ip cni_hostport {
         }
 }
 """
-"""The rules of the host port 80 for ``nft -f``."""
+"""Portmap's rules of the host port 80 for ``nft -f``."""
 
 DOCKER_NFTABLES = """\
 table ip docker-bridges {
@@ -150,7 +151,7 @@ table {ip} flannel-{label} {{
 FLANNEL = _FLANNEL.format(
     ip="ip", label="ipv4", node="10.244.0.0/24", pods="10.244.0.0/16", multicast="224.0.0.0/4"
 ) + _FLANNEL.format(ip="ip6", label="ipv6", node="fd00:10:244::/64", pods="fd00:10:244::/56", multicast="ff00::/8")
-"""For ``nft -f``, with the ranges of the lab's pods."""
+"""Flannel's rules for ``nft -f``, with the ranges of the lab's pods."""
 
 KINDNET = """\
 table inet kindnet-ipmasq {
@@ -166,7 +167,7 @@ table inet kindnet-ipmasq {
         }
 }
 """
-"""For ``nft -f``. The chain of flannel precedes our chains."""
+"""Kindnet's rules for ``nft -f``. The chain of kindnet runs before our chains."""
 
 CALICO = """\
 *raw
@@ -195,4 +196,4 @@ COMMIT
 -A cali-OUTPUT -m mark --mark 0x10000/0x10000 -j ACCEPT
 COMMIT
 """
-"""For ``iptables-restore``. A packet to IPVS carries the mark of its interface from INPUT to OUTPUT."""
+"""Calico's rules for ``iptables-restore``. A packet to IPVS keeps the mark of the interface of arrival from INPUT to OUTPUT."""

@@ -18,7 +18,7 @@ State = dict[str, Any]
 TABLE = ("inet", "ipvsproxy")
 _ABSENT = ("No such file or directory", "not supported")
 _TYPES = ("hash:ip", "bitmap:port", "", "hash:ip,port", "hash:ip,port,ip", "hash:ip,port,net")
-"""The type of ipset for a number of fields; one field may be an address or a port."""
+"""The types of ipset: the first for sets of addresses, the second for sets of ports, the others by the number of fields."""
 
 
 def listing(table: tuple[str, str] = TABLE) -> list[tuple[str, State]]:

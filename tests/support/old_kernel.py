@@ -24,7 +24,7 @@ _FILTER = 25  # CTA_FILTER
 _NEW_CHAIN, _NEW_RULE = _NF_TABLES | 3, _NF_TABLES | 6
 _INET = 1
 _ARRIVAL = fake_netlink.attribute(2, struct.pack(">I", 6))  # NFTA_META_KEY, NFT_META_IIFNAME
-_NO_ARRIVAL = fake_netlink.attribute(2, struct.pack(">I", 26))  # NFT_META_IIFKIND, such as "bridge", is the name of no interface
+_NO_ARRIVAL = fake_netlink.attribute(2, struct.pack(">I", 26))  # NFT_META_IIFKIND, for example "bridge"
 _HEADER, _NETFILTER_HEADER = fake_netlink.HEADER, 4
 
 

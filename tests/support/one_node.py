@@ -32,10 +32,11 @@ echo "$*" >"$folder/asked"
 cat "$folder/answer"
 """
 _WITHOUT_KUSTOMIZE = "exec cat manifests/cleanup/job.yaml"
-"""Both folders that the page builds have the container of this Job (``tests/test_kustomize.py``)."""
+"""Replaces kustomize, because each folder that docs/migration.md builds has the container of this Job
+(``tests/test_kustomize.py``)."""
 _OTHER_TOOLS = {"ipvsproxy": f'#!/bin/sh\nexec {sys.executable} -m ipvsproxy "$@"\n', "sleep": "#!/bin/sh\n"}
 _POD_LABELS = {"app.kubernetes.io/component=proxy": "replace-kube-proxy", "k8s-app=kube-proxy": "kube-proxy"}
-"""The DaemonSet whose pods have a label."""
+"""The DaemonSet whose pods have the label."""
 
 
 class Pod(NamedTuple):
@@ -54,7 +55,7 @@ class Pod(NamedTuple):
 
 
 class KubeProxy(NamedTuple):
-    """The DaemonSet ``kube-proxy``: whether its program is ipvsproxy, and the labels ``service-proxy`` of avoided nodes."""
+    """The DaemonSet ``kube-proxy``: whether its program is ipvsproxy, and which labels ``service-proxy`` of nodes it avoids."""
 
     is_ours: bool = False
     avoided: tuple[str, ...] = ()

@@ -98,7 +98,7 @@ class Traffic(TrafficReader):
 
 
 class _Watcher(memory_node.Watcher):
-    """Also notifies the health and the page of the node."""
+    """Passes each notification of the loop to the health and the page of the node, too."""
 
     status: Status
     pages: Pages

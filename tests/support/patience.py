@@ -12,7 +12,7 @@ import pytest
 FACTOR = float(os.environ.get("IPVSPROXY_TEST_PATIENCE") or 1)
 """The factor by which tests wait longer: 1 on user-mode Linux and on the host."""
 IS_THOROUGH = bool(os.environ.get("IPVSPROXY_TEST_THOROUGH"))
-"""Whether tests that take long run as well, and property tests choose other examples each time."""
+"""If true, tests that take long also run, and property tests choose new examples in each run."""
 THOROUGH = pytest.mark.skipif(not IS_THOROUGH, reason="takes long; .ci/full runs it")
 """Marks tests that would make the usual run too long."""
 

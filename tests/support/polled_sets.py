@@ -1,4 +1,4 @@
-"""Polls of several sets."""
+"""Reads several sets with one call."""
 
 from collections.abc import Iterable
 

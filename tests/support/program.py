@@ -17,15 +17,16 @@ SYNCED_WITHIN_S = patience.seconds(120.0)
 STOPPED_WITHIN_S = patience.seconds(30.0)
 _BETWEEN_LOOKS_S = 0.05
 OLD_KERNEL = os.environ.get("IPVSPROXY_TEST_OLD_KERNEL", "")
-"""The version of Linux as which the kernel is to speak; empty for the kernel as it is."""
+"""The version of Linux whose answers the kernel must imitate; empty if the kernel imitates no other version."""
 STARTER = ("-m", "tests.support.old_program", OLD_KERNEL) if OLD_KERNEL else ("-m", "ipvsproxy")
 """The arguments of Python that run the program."""
 OTHER_VERSION = os.environ.get("IPVSPROXY_TEST_PROGRAM", "")
-"""A folder with the package of another version, which is the program under test then; empty for this one."""
+"""A folder with another version of ipvsproxy, which is then the program under test; empty if the version in this repository is
+tested."""
 FORKS = not OLD_KERNEL and not OTHER_VERSION
-"""Whether the program under test is the package that a fork has imported."""
+"""Whether the program under test runs as a fork; forks can run only the version that they have imported."""
 PYTHON = (sys.executable, "-P") if OTHER_VERSION else (sys.executable,)
-"""Python, which imports that version in the ``python_environment``."""
+"""The command for Python; in the ``python_environment``, Python imports the version under test."""
 
 
 AnyProcess = forked.Forked | subprocess.Popen[bytes]
@@ -163,8 +164,8 @@ class Program:
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
         """Poll until a condition holds.
 
-        Some conditions start processes, so checks of the condition take only a quarter of the time, or half of the time if one
-        check takes a second.
+        Some conditions start processes. Therefore the pauses are so long that checks take at most a quarter of the time, or half
+        of the time if one check takes a second.
 
         Raises:
             ProgramError: the program ended, or the condition did not hold within this time.

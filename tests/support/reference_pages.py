@@ -45,7 +45,7 @@ def declared() -> Iterator[Series]:
 
 
 def metrics(page: str) -> str:
-    """docs/metrics.md: the declared metrics, and the metrics that prometheus_client adds."""
+    """The text of docs/metrics.md, with rows for the declared metrics and for the metrics that prometheus_client adds."""
     ours = {one.name for one in ALL if one.name.startswith("ipvsproxy_")}
     groups = {
         "kube-proxy's": [one for one in declared() if one.name not in ours],
@@ -60,7 +60,7 @@ def metrics(page: str) -> str:
 
 
 def compatibility(page: str) -> str:
-    """docs/compatibility.md: all flags with their fields, and all metrics."""
+    """The text of docs/compatibility.md, with rows for all flags with their fields, and for all metrics."""
     options = [option for group in catalogue.OPTIONS.values() for option in group]
     names = sorted({one.name for one in (*declared(), *series(page))})
     text = (DOCS / "compatibility.md").read_text()

@@ -14,7 +14,7 @@ from ipvsproxy.model.service import ApiServersFound, Event, Listed, ListStarted,
 Json = dict[str, Any]
 WEB = ServiceName("default", "web")
 PIECE_BYTES = 64
-"""A list arrives in pieces of this size, smaller than an item."""
+"""The size of the pieces in which a list arrives; a piece is smaller than an item."""
 
 
 def service(name: str, version: int = 0, address: str = "10.0.0.1") -> Json:

@@ -31,9 +31,9 @@ LONGEST = (
     "test_runbook",
     "test_drain",
 )
-"""These modules come first, so that no process starts one of them when all others have ended."""
+"""These long modules are claimed first; otherwise, a process could start one of them when all other processes have ended."""
 _FOUND = pytest.StashKey[list[pytest.Item | pytest.Collector]]()
-"""The modules; tests, if the command line names tests."""
+"""The modules that were found, or the tests that the command line names."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

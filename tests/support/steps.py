@@ -18,7 +18,7 @@ _WAITING = (
     selectors.__file__,
     threading.__file__,
 )
-"""How often a loop wakes up is random, and does not grow with the work."""
+"""Files whose steps are not counted: how often a loop wakes up is random, and does not grow with the work."""
 
 
 class _Thread:

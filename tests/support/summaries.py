@@ -33,7 +33,7 @@ def summary(
     unmet_settings: Mapping[str, str] | None = None,
     drifted: Mapping[str, int] | None = None,
 ) -> SyncSummary:
-    """A sync. If ``changes`` is not given, the Services with states have changed."""
+    """A summary of a sync. If ``changes`` is not given, the changed Services are those of ``states``."""
     by_name = {state.owner.service: state for state in states}
     return SyncSummary(
         report=report,

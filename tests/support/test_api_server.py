@@ -57,7 +57,7 @@ async def event(watch: aiohttp.ClientResponse) -> tuple[str, Any]:
         ({"fieldSelector": "spec.colour=red"}, 400, "not supported"),
     ],
 )
-async def test_a_request_that_an_api_server_refuses_is_refused(
+async def test_the_server_for_tests_refuses_each_request_that_a_real_api_server_refuses(
     server: ApiServer, http: aiohttp.ClientSession, query: Mapping[str, str], status: int, text: str
 ) -> None:
     server.waits_for_revision = False

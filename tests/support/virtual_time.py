@@ -17,7 +17,7 @@ _LEAST_S = 1e-6
 
 
 class _Jump(selectors.SelectSelector):
-    """Lets time pass instead of waiting."""
+    """A selector that advances the clock instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
