@@ -1,4 +1,4 @@
-"""Fixtures for tests that run the whole program inside the process of the tests, and for tests that read its log."""
+"""Fixtures for tests that run the whole program inside the process of the tests, and for tests that read the program's log."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,16 +10,16 @@ from ipvsproxy.daemon.process import lifecycle
 
 @pytest.fixture(autouse=True)
 def _no_forced_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow a program ten minutes to end after a signal.
+    """Let a program have ten minutes to end after a signal.
 
-    If this time were short, a program on a busy machine would end the process of the tests by force.
+    After the usual, shorter time, a program on a busy machine would end the process of the tests by force.
     """
     monkeypatch.setattr(lifecycle, "STOP_WITHIN_S", 600.0)
 
 
 @pytest.fixture
 def read(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], list[str]]]:
-    """The lines written to standard error since the last call of this function.
+    """A function that returns the lines that were written to standard error since the last call of the function.
 
     When the test ends, the logging configuration of the process is restored.
     """

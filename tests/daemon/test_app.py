@@ -58,7 +58,7 @@ CHOICE = VariantChoice(COMMANDS, Variant.NF_TABLES, "it is the variant in PATH")
 
 
 class Kernel(FakeKernel):
-    """An in-memory kernel with all attributes of the real kernel class that the program uses.
+    """An in-memory kernel that has all attributes of ``NodeKernel`` that the program uses.
 
     ``on_apply`` is called before each call of ``apply``.
     """
@@ -108,7 +108,7 @@ class Kernel(FakeKernel):
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """The kernel that all programs of this test use.
 
-    The log is not configured again, because loggers of the test use the present configuration.
+    The programs do not configure the log again, because the loggers of the test use the present configuration.
     """
     kernel = Kernel()
 
@@ -130,7 +130,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[health.Status]:
-    """The health of each program that has started."""
+    """The health status of each program that the test has started."""
     made: list[health.Status] = []
 
     def make(**arguments: Any) -> health.Status:
@@ -193,7 +193,9 @@ def test_a_configuration_whose_addresses_do_not_cover_a_served_family_is_logged_
     assert notices == ["nodePortAddresses has no range of IPv6, which this node serves"]
 
 
-def test_a_program_that_is_stopped_while_it_waits_ends_with_success(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_stopped_while_it_waits_for_its_first_lists_ends_with_success(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def serve_nothing(*_: object) -> None:
         stop()
         await asyncio.Event().wait()
@@ -314,7 +316,7 @@ def test_a_failed_reload_of_the_configuration_changes_nothing_and_is_retried(
 
 @pytest.fixture
 def refusal(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Starts a program with more flags; returns the sentences that the program prints because it cannot start."""
+    """A function that starts a program with these flags, and returns the sentences that say why the program cannot start."""
 
     def start(*flags: str) -> list[str]:
         assert run(configured(f"--manifests={tmp_path}", *flags)) == lifecycle.CANNOT_START

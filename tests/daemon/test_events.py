@@ -119,7 +119,7 @@ async def test_repeated_events_that_wait_are_written_as_one_event_with_a_count()
     assert event["series"] == {"count": 3, "lastObservedTime": "2027-01-15T08:00:00.000001Z"}
 
 
-async def test_events_of_each_object_are_rate_limited_and_the_next_event_counts_the_dropped_events() -> None:
+async def test_the_rate_of_events_about_each_object_is_limited_and_the_next_event_counts_the_dropped_events() -> None:
     desk = Desk()
     for number in range(OBJECT_BURST + 3):
         await desk.write()
@@ -133,7 +133,7 @@ async def test_events_of_each_object_are_rate_limited_and_the_next_event_counts_
     assert desk.written[-1]["series"]["count"] == 4
 
 
-async def test_events_of_the_whole_process_are_rate_limited() -> None:
+async def test_the_rate_of_all_events_of_the_process_is_limited() -> None:
     desk = Desk()
     for number in range(BURST + 10):
         desk.record(regarding=of_service(ServiceName("shop", f"s{number}")))

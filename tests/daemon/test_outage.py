@@ -71,7 +71,7 @@ class Server:
 
     @staticmethod
     def _resource(path: str) -> api_store.Resource:
-        plain = path.replace("/namespaces/default", "")  # the request for the one object that shows the server's version
+        plain = path.replace("/namespaces/default", "")  # a request for a single object shows the resource version of the server
         return next(one for one in api_store.RESOURCES if plain.startswith(f"{one.path}?"))
 
 
@@ -81,7 +81,7 @@ async def follow(one: reflector.Reflector, here: memory_node.MemoryNode) -> None
 
 
 @in_virtual_time
-async def test_nothing_is_removed_in_an_hour_without_the_api_server_and_missed_changes_arrive_later() -> None:
+async def test_during_an_hour_without_the_api_server_nothing_is_removed_and_missed_changes_arrive_after_it() -> None:
     server, here = Server(), memory_node.MemoryNode()
     pace = reflector.WatchPace(now=loop().time, dice=random.Random(5))
     reflectors = {

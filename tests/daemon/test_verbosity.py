@@ -82,7 +82,7 @@ ADDED, REMOVED = "add address 10.96.0.10", "remove address 10.96.0.10"
     ("level", "expected"),
     [(0, []), (2, [(REMOVED, None)]), (4, [(ADDED, None), (REMOVED, None), (REMOVED, "busy")])],
 )
-def test_from_verbosity_2_on_removed_addresses_are_logged(
+def test_at_verbosity_2_and_higher_removed_addresses_are_logged(
     monkeypatch: pytest.MonkeyPatch, level: int, expected: list[tuple[str, str | None]]
 ) -> None:
     monkeypatch.setattr(log._Process, "verbosity", level)
@@ -93,7 +93,7 @@ def test_from_verbosity_2_on_removed_addresses_are_logged(
 
 
 @pytest.mark.parametrize(("level", "expected"), [(1, []), (2, ["health_check_port_opened", "health_check_port_closed"])])
-async def test_from_verbosity_2_on_health_check_ports_are_logged(
+async def test_at_verbosity_2_and_higher_health_check_ports_are_logged(
     monkeypatch: pytest.MonkeyPatch, level: int, expected: list[str]
 ) -> None:
     monkeypatch.setattr(log._Process, "verbosity", level)

@@ -80,7 +80,7 @@ async def test_a_replaced_directory_is_watched_again(tmp_path: pathlib.Path) -> 
             await changes.wait()
 
 
-async def test_a_symbolic_link_that_is_changed_to_another_directory_is_followed_and_its_old_target_is_not(
+async def test_after_a_symbolic_link_is_changed_to_another_directory_only_the_new_directory_is_watched(
     tmp_path: pathlib.Path,
 ) -> None:
     for name in ("one", "two"):
@@ -100,7 +100,9 @@ async def test_a_symbolic_link_that_is_changed_to_another_directory_is_followed_
         await asyncio.wait_for(changes.wait(), DEADLINE_S)
 
 
-async def test_without_inotify_the_waiting_task_wakes_up_to_poll(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_inotify_the_waiting_task_is_woken_so_that_it_can_poll(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(inotify, "_libc", Mock(inotify_init1=lambda _: -1))
     with inotify.DirectoryChanges(str(tmp_path), QUICK_S) as changes:
         assert not changes.is_notified

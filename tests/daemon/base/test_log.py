@@ -70,7 +70,7 @@ def test_an_exception_is_logged_in_the_line_of_its_event(read: Read, *, is_ours:
     assert "ValueError: invalid literal" in line
 
 
-def test_a_message_of_a_library_is_logged_as_a_line_and_its_repetitions_are_limited(
+def test_a_message_of_a_library_is_logged_as_one_line_and_is_not_repeated_at_once(
     read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
@@ -101,9 +101,10 @@ def test_a_message_of_a_library_is_logged_as_a_line_and_its_repetitions_are_limi
 def _pipe() -> Iterator[tuple[int, int]]:
     """The read end and the write end of a pipe.
 
-    When the test ends, the logging configuration of the process is restored and a thread that may still write is stopped.
+    At the end of the test, the fixture restores the logging configuration of the process, and waits for the end of the writing
+    thread.
 
-    A thread that still runs would write into the pipe of a later test that gets the same descriptor number.
+    If the writing thread continued, it would write into the pipe of a later test that gets the same descriptor number.
     """
     before, (read_end, write_end) = structlog.get_config(), os.pipe()
     yield read_end, write_end
@@ -118,7 +119,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
 def test_a_stalled_log_reader_delays_no_task_and_later_reads_the_number_of_dropped_lines(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pipe holds 64 KiB of lines, and the thread holds ten more lines. Without the writing thread, this test hangs."""
+    """The pipe has room for 64 KiB of lines, and the writing thread for ten more. Without this thread, the test would hang."""
     read_end, write_end = pipe
     monkeypatch.setattr(log, "MOST_WAITING", 10_000)
     with log.written_by_a_thread(write_end):
@@ -156,8 +157,10 @@ def test_a_process_writes_all_lines_before_it_ends_if_the_log_reader_reads(
     assert os.read(pipe[0], 1 << 20).count(b"event=line") == 10
 
 
-def test_log_lines_that_a_full_disk_refuses_are_counted(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that fails in the middle leaves a truncated line; the next log line must begin on a line of its own."""
+def test_log_lines_that_cannot_be_written_to_a_full_disk_are_counted(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that fails in the middle of a line truncates this line; the next log line must then begin on a new line."""
     real, is_full = os.write, True
 
     def write(descriptor: int, data: bytes) -> int:

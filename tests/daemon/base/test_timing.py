@@ -1,6 +1,6 @@
 """Covers rate limits, retry delays, and waits with a timeout.
 
-``test_journal`` and ``test_recorder`` cover the code that uses rate limits.
+``test_journal`` and ``test_events`` cover the code that uses rate limits.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def test_retry_delays_double_up_to_the_upper_bound_and_start_again_at_the_shorte
     assert (delays.next_s(), delays.attempts) == (0.5, 1)
 
 
-def test_retry_delays_are_randomly_spread_over_the_upper_half_of_their_bound() -> None:
+def test_retry_delays_are_random_between_half_of_their_bound_and_the_bound() -> None:
     delays = timing.Backoff(first_s=8, longest_s=8, dice=random.Random(1))
     drawn = [delays.next_s() for _ in range(200)]
     assert all(4 <= delay <= 8 for delay in drawn)

@@ -134,7 +134,7 @@ def test_a_family_that_is_not_served_does_not_affect_health() -> None:
 
 
 @pytest.mark.parametrize("node_object", [None, builders.node(leaving=True)])
-def test_unknown_nodes_and_nodes_about_to_be_deleted_are_healthy_but_not_eligible(
+def test_a_node_whose_object_is_unknown_or_about_to_be_deleted_is_healthy_but_not_eligible(
     node: Node, node_object: service.Node | None
 ) -> None:
     node.status.node = node_object

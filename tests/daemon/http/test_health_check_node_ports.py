@@ -69,7 +69,7 @@ class Ports:
         self.checks.put(self._tables.health_checks.desired, self.addresses)
 
     async def show(self, *states: ServiceState) -> float | None:
-        """Put states of Services, and adjust the listeners; returns the seconds until the next attempt."""
+        """Put states of Services, and adjust the listeners; returns the seconds until the next attempt to open a listener."""
         self.put(*states)
         return await self.checks.adjust()
 
@@ -78,7 +78,7 @@ class Ports:
         return await self.checks.adjust()
 
     def ask(self, where: str) -> tuple[int, str, int]:
-        """The HTTP status, the name of the Service, and the number of its endpoints on this node."""
+        """The HTTP status of the answer, and the Service's name and number of local endpoints in the body of the answer."""
         answer = self.answers[where]()
         document = json.loads(answer.body)
         return answer.status, document["service"]["name"], document["localEndpoints"]
@@ -108,7 +108,7 @@ async def test_a_single_family_service_answers_health_checks_on_node_addresses_o
     assert ports.answers == {}
 
 
-async def test_a_changed_answer_reopens_no_listener_and_a_changed_or_removed_port_is_closed() -> None:
+async def test_a_listener_stays_open_if_its_answer_changes_and_is_closed_if_its_port_is_changed_or_removed() -> None:
     ports = Ports()
     await ports.show(state("web", ports={30001: 1}), state("dns", ports={30003: 1}))
     ports.is_healthy = False
@@ -144,7 +144,7 @@ async def test_listeners_are_opened_and_closed_as_the_node_gains_and_loses_addre
     assert ports.log[2:] == ["close 192.168.0.10:30001", "open 192.168.2.10:30001"]
 
 
-async def test_a_port_in_use_is_retried_with_growing_pauses_and_delays_no_other_port() -> None:
+async def test_opening_a_port_in_use_is_retried_after_growing_pauses_and_delays_no_other_port() -> None:
     ports = Ports()
     ports.taken.add("0.0.0.0:30001")
     ports.put(state("web", ports={30001: 1}), state("dns", ports={30002: 1}))
@@ -197,7 +197,7 @@ async def test_a_health_check_port_on_a_real_socket_answers_any_path_and_method(
     await checks.close()
 
 
-async def test_health_check_ports_wait_if_they_would_use_more_than_half_of_the_descriptors(
+async def test_a_health_check_port_is_opened_later_if_the_ports_would_use_more_than_half_of_the_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "descriptors", lambda: 4)

@@ -132,7 +132,7 @@ async def test_health_checks_of_the_metrics_server_are_counted_and_the_delete_me
         assert (await http_client.ask(port, "/metrics/slis", method="DELETE")).body == b""
 
 
-async def test_the_index_page_of_the_metrics_server_links_its_paths() -> None:
+async def test_the_index_page_of_the_metrics_server_has_links_to_the_other_pages() -> None:
     show = AsyncMock(return_value=paths.OK_PAGE)
     async with _metrics(Node(ui=show)) as port:
         first = (await http_client.ask(port, "/")).body.decode()
@@ -207,7 +207,7 @@ def test_the_health_answer_of_a_node_without_faults_has_the_current_time_as_last
     )
 
 
-def test_the_health_answer_lists_unreadable_parts_unmet_settings_and_leftovers_but_stays_healthy() -> None:
+def test_the_health_answer_of_a_healthy_node_lists_unreadable_parts_unmet_settings_and_leftovers() -> None:
     unread, left, unmet = ("list sets: EIO",), ("our objects in the other backend stay: EBUSY",), {"net/ipv4/ip_forward": "0"}
     answer = paths.healthz(summaries.status(NOW_S, UPDATES, unreadable=unread, leftovers=left, unmet_settings=unmet))
     document = json.loads(answer.body)
@@ -236,7 +236,7 @@ async def test_only_the_verbose_health_answer_shows_version_digest_pending_objec
     assert second["ipvsproxy"] == me | {"pending": 2, "lastDrift": "2026-11-21T10:00:00Z"}
 
 
-def test_a_healthy_node_that_is_not_eligible_answers_unavailable_only_to_load_balancers() -> None:
+def test_a_healthy_node_that_is_not_eligible_is_unavailable_on_healthz_but_not_on_livez() -> None:
     answer = paths.livez(summaries.status(NOW_S, UPDATES, eligible=False))
     assert answer.status == 200
     assert answer.body.startswith(f'{{"lastUpdated":"{NOW}","currentTime":"{NOW}","healthy":true,"status":'.encode())

@@ -64,7 +64,9 @@ async def test_a_request_with_any_http_method_is_answered_like_get(method: str) 
 
 
 @pytest.mark.parametrize("body", [b"", b"begin\n"])
-async def test_an_answer_made_of_parts_arrives_complete_and_head_gets_only_its_length(body: bytes) -> None:
+async def test_an_answer_made_of_parts_arrives_complete_and_a_head_request_gets_only_the_length_of_the_answer(
+    body: bytes,
+) -> None:
     answer = Answer(server.OK, body, server.TEXT, [b"x" * 100_000, b"end\n"])
     whole = body + b"x" * 100_000 + b"end\n"
     async with listening(AsyncMock(return_value=answer)) as port:
@@ -85,7 +87,7 @@ async def test_a_handler_receives_the_query_and_the_headers() -> None:
     assert (asked.path, asked.query, asked.headers["accept"]) == ("/healthz", {"verbose": ""}, "text/plain")
 
 
-async def test_a_failed_handler_causes_an_error_answer_and_the_next_request_is_served() -> None:
+async def test_if_a_handler_fails_the_client_gets_an_error_and_the_next_request_is_served() -> None:
     async def fail(request: server.Request) -> Answer:
         if request.path == "/bad":
             raise ZeroDivisionError
@@ -99,7 +101,7 @@ async def test_a_failed_handler_causes_an_error_answer_and_the_next_request_is_s
 
 @pytest.mark.usefixtures("ipv6")
 @pytest.mark.parametrize(("address", "host", "other"), [(ANY_IPV4, "127.0.0.1", "::1"), (ANY_IPV6, "::1", "127.0.0.1")])
-async def test_a_server_on_the_unspecified_address_listens_on_both_families_unless_it_is_limited_to_one(
+async def test_a_server_on_the_unspecified_address_listens_on_both_families_unless_it_is_limited_to_one_family(
     address: Address, host: str, other: str
 ) -> None:
     for one_family in (False, True):
@@ -253,7 +255,7 @@ async def test_a_connection_stays_open_after_a_request_with_a_small_body() -> No
             assert (await http_client.read_answer(reader)).body == b"hello /x"
 
 
-async def test_a_client_that_sends_single_bytes_is_disconnected_like_a_silent_client(
+async def test_a_client_that_sends_its_request_byte_by_byte_is_disconnected_like_a_silent_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "IDLE_S", 0.1)

@@ -1,6 +1,6 @@
 """Lets each asynchronous test of this directory run in virtual time, and captures the log.
 
-Virtual time never really passes: the clock of the event loop jumps to the next timer (``tests/support/virtual_time.py``).
+In virtual time, no test really waits: the clock of the event loop jumps to the next timer (``tests/support/virtual_time.py``).
 """
 
 import inspect

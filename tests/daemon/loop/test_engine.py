@@ -95,7 +95,7 @@ async def test_changes_during_the_minimum_interval_after_a_sync_are_collected_fo
 
 
 def let_translations_take(each_s: float, monkeypatch: pytest.MonkeyPatch) -> list[ServiceName]:
-    """Let the translation of each Service take this long. Returns the list of the Services that are translated from now on."""
+    """Let each translation of a Service take this long; returns a list that gets the name of each translated Service."""
     translated: list[ServiceName] = []
     real = desired_state.translating
 
@@ -160,7 +160,7 @@ def node_ports(name: str = "web") -> Service:
     return builders.service(name, builders.service_port(node_port=30080), kind=ServiceType.NODE_PORT)
 
 
-async def test_changes_of_many_services_while_removals_wait_cause_few_plans(
+async def test_changes_of_many_services_are_planned_without_planning_the_waiting_removals_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine, "SERVICES_AT_ONCE", 2)
@@ -269,7 +269,7 @@ async def test_an_address_conflict_of_two_services_is_logged_once(logs: list[Eve
     assert [line["waiting"] for line in logs if line["event"] == "address_conflict"] == [["default/young"]]
 
 
-async def test_a_family_without_sets_rules_or_device_is_reported_as_incomplete() -> None:
+async def test_a_family_whose_sets_rules_or_device_are_missing_is_reported_as_incomplete() -> None:
     async with MemoryNode().serving(WEB) as node:
         assert node.watcher.summaries[-1].not_in_force == set()
         node.kernel.fail(lambda operation: "add set_entry KUBE-CLUSTER-IP" in str(operation), times=1)

@@ -34,7 +34,7 @@ def settings(node: MemoryNode) -> VirtualServerSettings:
     return node.kernel.virtual_servers[KEY].settings
 
 
-async def test_the_kernel_is_queried_once_for_a_scheduler_and_only_if_an_annotation_names_it() -> None:
+async def test_the_kernel_is_queried_for_a_scheduler_only_once_and_only_if_an_annotation_names_the_scheduler() -> None:
     async with MemoryNode().serving(builders.service()) as node:
         assert node.kernel.asked_schedulers == []
         for name in ("one", "two"):
@@ -49,7 +49,9 @@ async def test_the_kernel_is_queried_once_for_a_scheduler_and_only_if_an_annotat
         assert settings(node).scheduler == "wrr"
 
 
-async def test_an_annotated_scheduler_that_the_kernel_lacks_is_replaced_and_the_reason_is_reported(logs: list[EventDict]) -> None:
+async def test_a_scheduler_that_an_annotation_names_and_the_kernel_lacks_is_replaced_and_the_reason_is_reported(
+    logs: list[EventDict],
+) -> None:
     kernel = memory_node.new_kernel()
     kernel.schedulers = frozenset({"rr", "wrr"})
     async with MemoryNode(kernel).serving(web(scheduler="fo")) as node:
@@ -85,7 +87,7 @@ async def test_a_change_of_the_annotations_that_services_may_use_is_applied_with
         assert node.kernel.asked_schedulers == ["wrr"] * 3, "a module may have come"
 
 
-async def test_a_slow_start_follows_the_clock_and_the_loop_sleeps_between_its_weight_steps() -> None:
+async def test_during_a_slow_start_the_weight_follows_the_clock_and_the_loop_sleeps_between_two_weights() -> None:
     slow = web(scheduler="wlc", slow_start_s=80)
     async with MemoryNode(audit_interval_s=10_000).serving(slow, builders.endpoint_slice(ONE)) as node:
         node.put(builders.endpoint_slice(ONE, TWO))

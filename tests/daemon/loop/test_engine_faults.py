@@ -1,9 +1,9 @@
-"""Covers operations that the kernel fails at random, with each possible error.
+"""Covers operations that fail in the kernel at random, with each possible error.
 
-No operation is forgotten, and rules that fail delay no operation that does not need them.
+Every failed operation is tried again. While rules cannot be written, only operations that need these rules wait.
 
-``tests/kernel/base/test_netlink.py`` covers broken netlink sockets and truncated dumps, which are simulated here as outcomes of
-operations.
+``tests/kernel/base/test_netlink.py`` covers broken netlink sockets and truncated dumps; here, failed operations and unreadable
+parts of the kernel simulate them.
 """
 
 import errno
@@ -19,7 +19,8 @@ from tests.support import builders, patience
 from tests.support.memory_node import MemoryNode
 
 NUMBERS = (errno.ENOBUFS, errno.EBUSY, errno.ENOMEM, errno.EEXIST, errno.ENOENT, errno.EINVAL, errno.EPERM)
-"""The error numbers of failures. ESRCH is left out, because for a real server it means that the virtual server does not exist."""
+"""The error numbers of failures, without ESRCH: with ESRCH for a real server, the kernel says that the virtual server is
+missing."""
 LOCK_HELD_S = 60
 WHOLE_S = 2 * attempts.LONGEST_DELAY_S
 PARTS = ("virtual_servers", "sets", "addresses", "skeletons")
@@ -44,7 +45,7 @@ async def test_everything_is_programmed_after_random_failures(number: int, seed:
     dice = random.Random(f"{number}:{seed}")
     node = MemoryNode()
     failing = True
-    # Writes of kernel settings are not made to fail, because each setting is written only once.
+    # The test does not let a write of a kernel setting fail, because each setting is written only once.
     node.kernel.fail(
         lambda operation: failing and not isinstance(operation.item, Sysctl) and dice.random() < 0.3, number, times=1_000_000
     )

@@ -58,10 +58,10 @@ async def test_a_catch_all_set_element_of_another_program_is_counted_and_logged_
 
 @pytest.mark.parametrize("is_notified", [False, True], ids=["poll", "notification"])
 @pytest.mark.parametrize("spoil", [add_stray_on_our_device, add_stray_node_port])
-async def test_a_leftover_virtual_server_is_removed_with_its_address_or_set_entry_whichever_is_read_first(
+async def test_a_leftover_virtual_server_and_its_address_or_set_entry_are_removed_in_whichever_order_they_are_read(
     spoil: Callable[[FakeKernel], None], *, is_notified: bool
 ) -> None:
-    """Another kube-proxy left a virtual server, with its address on our device or with its entry in our set."""
+    """Another kube-proxy has left a virtual server, and has left the server's address on our device or an entry in our set."""
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         spoil(node.kernel)
         if is_notified:
@@ -70,7 +70,7 @@ async def test_a_leftover_virtual_server_is_removed_with_its_address_or_set_entr
         assert_from_scratch(node)
 
 
-async def test_an_api_change_during_a_read_of_the_kernel_does_not_remove_a_leftover_set_entry(
+async def test_if_the_api_changes_during_a_read_of_the_kernel_a_leftover_set_entry_is_not_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=10_000)
@@ -103,7 +103,7 @@ async def test_a_foreign_virtual_server_counts_as_ours_as_soon_as_our_sets_have_
         assert_from_scratch(node)
 
 
-async def test_a_notified_change_of_a_set_is_repaired_at_once_without_reading_virtual_servers() -> None:
+async def test_after_a_notification_a_changed_set_is_repaired_at_once_and_virtual_servers_are_not_read() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         polls, whole_polls = node.kernel.polls, node.kernel.whole_polls
         node.engine.rules_changed()

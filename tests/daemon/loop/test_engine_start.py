@@ -45,7 +45,7 @@ async def test_nothing_is_read_or_programmed_before_all_kinds_of_objects_are_lis
 
 
 async def restarted(*objects: ApiObject, **options: Any) -> MemoryNode:
-    """A new process with these options, which has not started yet, after an earlier process served these objects."""
+    """A new process that has not started yet, on a node where an earlier process has served these objects."""
     async with MemoryNode().serving(*objects) as before:
         pass
     before.kernel.forget()
@@ -162,7 +162,7 @@ async def test_while_an_empty_first_list_is_unconfirmed_no_family_is_incomplete_
         assert (list(summary.lacking), summary.report.pending) == ([], 0)
 
 
-async def test_a_virtual_server_of_another_program_stays_on_an_address_without_node_ports() -> None:
+async def test_a_virtual_server_of_another_program_stays_if_our_node_ports_do_not_use_its_address() -> None:
     """For example, keepalived has a virtual server on its own address of eth0, while node ports use only the primary address."""
     kernel = memory_node.new_kernel()
     kernel.host_addresses.append(builders.interface_address("eth0", "172.18.0.77"))

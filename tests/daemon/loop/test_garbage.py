@@ -1,4 +1,4 @@
-"""Covers the pauses of the garbage collector; scripts/bench measures the time that the pauses save."""
+"""Covers when garbage collections run, and that they are short; ``scripts/bench`` measures how much time this saves."""
 
 import gc
 import weakref

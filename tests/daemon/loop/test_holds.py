@@ -1,4 +1,4 @@
-"""How long one very large Service occupies the event loop, counted in steps of Python.
+"""Measures, in steps of Python, how long one very large Service occupies the event loop.
 
 While a very large Service occupies the loop, no request is answered and no signal is handled.
 """
@@ -21,7 +21,8 @@ ADDRESSES = 1000
 STEP_S = 1e-6
 """The time that one step takes on the loop's clock."""
 LONGEST = 150 * ADDRESSES
-"""A few walks over all addresses without a pause: a fifth of a second for 40,000."""
+"""The most steps without a pause: as many as a few walks over all addresses, which take a fifth of a second for 40,000
+addresses."""
 POD, OTHER_POD = "10.244.1.1", "10.244.1.2"
 
 

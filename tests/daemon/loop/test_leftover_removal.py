@@ -42,7 +42,7 @@ SERVICE = ChainKey("nat", left_rules.SERVICE)
 
 
 class Scene:
-    """A running node with its tables and its captured log."""
+    """A running node with the tables of iptables and nftables, and with its captured log."""
 
     def __init__(self, tables: Tables, logs: list[EventDict]) -> None:
         self.tables = tables
@@ -64,7 +64,7 @@ class Scene:
         await asyncio.sleep(0.001)
 
     async def _remove_other_backend(self) -> Collection[str]:
-        """At each removal, return or raise the next element of ``of_other_backend``; the last element is used repeatedly."""
+        """Return or raise the next element of ``of_other_backend``; the last element is returned or raised again and again."""
         self.removals_s.append(asyncio.get_running_loop().time())
         answer = self.of_other_backend.pop(0) if len(self.of_other_backend) > 1 else self.of_other_backend[0]
         if isinstance(answer, KernelError):
@@ -215,7 +215,7 @@ async def test_a_table_that_iptables_cannot_show_is_ignored_if_it_does_not_affec
         assert not node.logged
 
 
-async def test_leftover_rules_that_return_are_logged_once_and_removed_every_ten_minutes() -> None:
+async def test_leftover_rules_that_a_program_writes_again_are_logged_once_and_removed_every_ten_minutes() -> None:
     async with scene(used=LEFT) as node:
         await node.sync()
         for _ in range(2):
@@ -268,7 +268,7 @@ async def test_a_table_that_has_kube_proxys_name_but_other_contents_is_kept_and_
         assert node.subject.present[IPV4]
 
 
-def test_the_start_logs_kube_proxys_tables_and_does_not_change_them(logs: list[EventDict]) -> None:
+def test_at_the_start_kube_proxys_tables_are_logged_and_not_changed(logs: list[EventDict]) -> None:
     tables = MemoryTables({IPV6: left_tables.LEFT})
     tables.failing = {("read", IPV4)}
     leftover_removal.announce(leftover_removal.of_nftables(tables))
@@ -312,7 +312,7 @@ async def test_sets_of_the_other_backend_that_stay_in_use_are_logged_once() -> N
         assert node.logged == [(OTHER_BACKEND_RESISTS, used)]
 
 
-async def test_objects_of_the_unused_backend_that_return_are_removed_after_the_next_audit() -> None:
+async def test_objects_of_the_unused_backend_that_are_created_again_are_removed_after_the_next_audit() -> None:
     removals: list[int] = []
     async with scene() as node:
         for not_in_force, is_audit in (((), False), ((), True), ((), False), ((Family.IPV6,), True), ((), False), ((), False)):

@@ -67,7 +67,7 @@ async def test_one_very_slow_poll_does_not_prevent_later_polls(
 def noting_readings(
     node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, poll_s: float = 0, audit_s: float = 0
 ) -> list[tuple[float, bool]]:
-    """Let full polls and audits take this long. Return when each poll or audit started, and whether it was an audit."""
+    """Let each full poll and each audit take this long; returns when each of them started, and whether it was an audit."""
     begun: list[tuple[float, bool]] = []
     poll = node.kernel.poll
 
@@ -88,7 +88,7 @@ def intervals(begun: Iterable[tuple[float, bool]], *, thorough: bool) -> list[in
 
 
 def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Let each poll take a second and consist of this number of parts, and return the times at which the parts end."""
+    """Let each poll take a second and consist of this number of parts; returns the times at which the polls end."""
     ends_s: list[float] = []
 
     def poll_slowly(*_: Any, **__: Any) -> Iterator[Observation]:

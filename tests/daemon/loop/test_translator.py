@@ -124,7 +124,7 @@ async def test_no_setting_for_tunnels_is_written_while_another_program_has_an_ad
         assert "x" not in node.kernel.sysctls.values()
 
 
-async def test_tunnelled_packets_of_all_other_nodes_are_accepted_until_the_nodes_are_deleted() -> None:
+async def test_tunnelled_packets_of_each_other_node_are_accepted_until_this_node_is_deleted() -> None:
     node = with_direct_return()
     plain = Node(name="plain", addresses=(parse_address("172.18.0.8"),))
     annotated = Node(name="annotated", addresses=(parse_address("172.18.0.9"),), takes_direct_return=True)
@@ -142,7 +142,8 @@ async def test_tunnelled_packets_of_all_other_nodes_are_accepted_until_the_nodes
 async def test_a_changed_node_changes_only_a_few_objects_of_each_service_with_endpoints_on_the_node() -> None:
     """The test counts objects and measures no time.
 
-    The number of changed objects does not depend on the number of Nodes, or of Services without endpoints on the node.
+    The number of changed objects does not depend on the number of Nodes, or on the number of Services without endpoints on the
+    changed Node.
     """
     given = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
     services, there = 20, 8

@@ -76,7 +76,7 @@ async def test_a_sync_is_counted_once_for_each_family() -> None:
         assert rows[f'{SYNC}_duration_seconds_bucket{{ip_family="{family}",le="0.004"}}'] == 1
 
 
-async def test_only_a_complete_sync_of_a_family_sets_its_last_sync_time() -> None:
+async def test_the_last_sync_time_of_a_family_is_set_only_by_a_complete_sync_of_this_family() -> None:
     metrics = _metrics()
     metrics._wall_clock = lambda: WALL_S + 1
     metrics.synced(summary(lacking=[Family.IPV6]))

@@ -55,8 +55,10 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
     return Scraped(steps.all, max(later - earlier for earlier, later in itertools.pairwise(pauses)))
 
 
-async def test_the_steps_of_a_scrape_grow_in_proportion_to_its_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second half of the Services takes as many steps as the first half; steps that every scrape takes do not count."""
+async def test_the_number_of_steps_of_a_scrape_grows_in_proportion_to_the_number_of_its_series(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second half of the Services adds about as many steps as the first half; the steps without any Service do not matter."""
     await scrape(1, monkeypatch)  # this scrape imports modules, so that no later scrape imports them
     few, half, whole = [(await scrape(services, monkeypatch)).all for services in (FEW, (FEW + MANY) // 2, MANY)]
     assert whole > MANY, "the scrape counts nothing"
@@ -64,7 +66,7 @@ async def test_the_steps_of_a_scrape_grow_in_proportion_to_its_series(monkeypatc
 
 
 async def test_a_larger_scrape_lets_other_tasks_run_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest run of steps without a pause does not grow clearly with the number of Services."""
+    """The longest run of steps without a pause hardly depends on the number of Services."""
     await scrape(1, monkeypatch)  # this scrape imports modules, so that no later scrape imports them
     few, many = [(await scrape(services, monkeypatch)).longest for services in (FEW, MANY)]
     assert many - few <= (MANY - FEW) * 2

@@ -164,7 +164,7 @@ async def test_a_service_port_with_a_new_name_gets_a_new_series() -> None:
     assert samples[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'plain')}}}"] == 3
 
 
-async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown() -> None:
+async def test_ports_beyond_the_limit_share_one_series_and_the_number_of_these_ports_is_shown() -> None:
     addresses = [f"10.96.0.{number}" for number in range(1, 6)]
     scene = Scene(*(builders.service(f"s{address[8:]}", cluster=[address]) for address in addresses), limit=2)
     samples = await scene.scrape({builders.frontend(address, 80): Counters(10) for address in addresses})
@@ -184,7 +184,7 @@ async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown
     assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 2
 
 
-async def test_with_a_limit_of_zero_counters_are_not_read_and_have_no_series() -> None:
+async def test_if_the_limit_is_zero_no_counters_are_read_and_no_series_are_shown() -> None:
     scene = Scene(WEB, limit=0)
     assert not await scene.scrape({CLUSTER: Counters(1)})
     assert scene.kernel.readings == 0
@@ -228,7 +228,7 @@ async def test_ports_without_traffic_use_no_memory() -> None:
     assert len(scene.traffic._labels) == len(scene.traffic._services._last) == 1
 
 
-async def test_a_scrape_shows_the_previous_figures_and_does_not_wait_for_a_busy_kernel_thread(
+async def test_while_the_kernel_thread_is_busy_a_scrape_shows_the_previous_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     executor = concurrent.futures.ThreadPoolExecutor(1)

@@ -15,7 +15,7 @@ from ipvsproxy.daemon.process import lifecycle
 from tests.config import loading
 
 HANGS_S = 60.0
-"""The time for which a hanging thread hangs."""
+"""The number of seconds for which the hanging thread of a test hangs, unless the test ends earlier."""
 
 
 async def test_a_failing_task_stops_all_other_tasks_and_the_health_status_changes_before_the_servers_stop() -> None:
@@ -47,7 +47,7 @@ async def test_a_task_that_returns_does_not_end_the_process() -> None:
 
 
 def test_a_hanging_thread_does_not_delay_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An example of a hanging thread is the examination of leftover rules while an iptables program hangs."""
+    """For example, the thread that examines leftover rules hangs while its iptables program hangs."""
     monkeypatch.setattr(lifecycle, "set_up_log", lambda _: None)
     may_end = threading.Event()
 
@@ -72,7 +72,7 @@ def test_a_hanging_thread_does_not_delay_the_end_of_the_process(monkeypatch: pyt
 
 
 def printed_by(program: str) -> int:
-    """The number that a program prints in a process of its own."""
+    """Run a program in a separate process; returns the number that the program prints."""
     return int(subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, timeout=300).stdout)
 
 

@@ -57,7 +57,7 @@ async def test_changed_settings_change_only_the_kernel_objects_that_depend_on_th
 
 
 @in_virtual_time
-async def test_an_undesired_kernel_setting_keeps_its_value_and_a_newly_desired_setting_is_written() -> None:
+async def test_a_kernel_setting_that_is_no_longer_desired_keeps_its_value_and_a_newly_desired_setting_is_written() -> None:
     async with MemoryNode().serving() as node:
         node.kernel.forget()
         node.kernel.sysctls["net/ipv4/conf/all/arp_ignore"] = "0"
@@ -68,7 +68,7 @@ async def test_an_undesired_kernel_setting_keeps_its_value_and_a_newly_desired_s
 
 
 @in_virtual_time
-async def test_settings_that_change_before_the_first_lists_apply_from_the_start() -> None:
+async def test_settings_that_are_changed_before_the_first_lists_arrive_apply_from_the_start() -> None:
     node = MemoryNode()
     async with node.running():
         node.engine.reconfigure(choices(node, scheduler="lc"))

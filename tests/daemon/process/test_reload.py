@@ -176,7 +176,7 @@ async def test_a_configuration_file_that_could_not_be_read_is_read_again_even_if
     assert [line["event"] for line in logs] == ["configuration_refused", "configuration_changed"]
 
 
-async def test_reverting_a_refused_file_is_logged_as_an_unchanged_configuration(process: Process, logs: Logs) -> None:
+async def test_if_a_refused_file_is_reverted_the_configuration_is_logged_as_unchanged(process: Process, logs: Logs) -> None:
     await process.check()
     await process.check_changed("oomScoreAdj: x")
     await process.check_changed()

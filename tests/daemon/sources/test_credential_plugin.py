@@ -1,4 +1,4 @@
-"""Covers that plugins run one at a time, how their processes end, and messages about failures; the processes are real."""
+"""Covers credential plugins: only one runs at a time, their processes end, and failures are reported; the processes are real."""
 
 import asyncio
 import json

@@ -83,7 +83,7 @@ async def test_no_secret_is_logged(tmp_path: pathlib.Path) -> None:
 
 
 def write_kubeconfig(path: pathlib.Path, url: str, **changes: Any) -> str:
-    """Write a kubeconfig for a server with other top-level fields; returns its path."""
+    """Write a kubeconfig for a server, and replace these top-level fields; returns the path of the kubeconfig."""
     written = api_server.write_kubeconfig(path, url)
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
     return written

@@ -122,7 +122,7 @@ async def test_a_directory_that_changes_all_the_time_is_still_read(
         noise.cancel()
 
 
-async def test_a_config_map_volume_is_followed_when_its_link_is_swapped(tmp_path: pathlib.Path) -> None:
+async def test_if_the_link_of_a_config_map_volume_is_swapped_the_new_files_are_read(tmp_path: pathlib.Path) -> None:
     for version, address in (("..1", "10.0.0.1"), ("..2", "10.0.0.2")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "a.yaml").write_text(manifest("a", address))
@@ -138,7 +138,7 @@ async def test_a_config_map_volume_is_followed_when_its_link_is_swapped(tmp_path
         assert "10.0.0.2" in str(event.object)
 
 
-async def test_a_directory_that_is_moved_away_keeps_its_objects_and_is_read_again_when_it_returns(tmp_path: pathlib.Path) -> None:
+async def test_the_objects_of_a_directory_that_is_moved_away_stay_until_a_new_directory_is_read(tmp_path: pathlib.Path) -> None:
     place = tmp_path / "manifests"
     place.mkdir()
     (place / "a.yaml").write_text(manifest("a"))
@@ -211,7 +211,7 @@ UNREADABLE: Mapping[str, Callable[[pathlib.Path], object]] = {
 
 @pytest.mark.parametrize("mends", [True, False], ids=["mended", "removed"])
 @pytest.mark.parametrize("kind", UNREADABLE)
-async def test_no_list_is_complete_before_every_file_could_be_read(tmp_path: pathlib.Path, kind: str, *, mends: bool) -> None:
+async def test_no_list_is_complete_until_every_file_has_been_read(tmp_path: pathlib.Path, kind: str, *, mends: bool) -> None:
     """Objects that are missing from the first complete list would be removed from the kernel."""
     source, sink = directory.DirectorySource(str(tmp_path)), Sink()
     (tmp_path / "a.yaml").write_text(manifest("a"))

@@ -1,4 +1,4 @@
-"""Covers the events that manifest files cause: events of documents, Lists, errors, conflicts, and objects that stay.
+"""Covers the events that manifest files cause: for documents, lists, errors, objects in two places, and objects that stay.
 
 ``test_decode`` covers the content of a manifest.
 """
@@ -162,7 +162,7 @@ def test_objects_that_a_watch_would_not_select_are_not_served(world: World) -> N
         ("a: b: c", "line 1: mapping values are not allowed"),
         ("a: [", "line 2: did not find"),
         ("a: \x00", "unacceptable character"),
-        ("[" * 100_000, "nest"),  # the text is from directory.py, or from a libyaml that limits nesting
+        ("[" * 100_000, "nest"),  # the text comes from directory.py, or from libyaml if it limits nesting
         ("- " * 100_000, "nested more than 100 levels deep"),
         ("!!python/object:os.system {}", "line 1: could not determine a constructor"),
     ],
@@ -265,7 +265,7 @@ def test_if_two_documents_of_a_file_define_the_same_object_the_first_document_is
 # The first delivery
 
 
-def test_the_first_delivery_ends_with_a_list_of_each_kind_that_includes_rejected_objects(world: World) -> None:
+def test_the_first_delivery_ends_with_a_list_of_each_kind_and_the_lists_include_rejected_objects(world: World) -> None:
     world.write(all=text(service("web"), service("odd") | {"spec": "none"}))
     assert world.manifests.unknown() == []
     assert world.manifests.listed() == [

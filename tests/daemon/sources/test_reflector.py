@@ -50,7 +50,7 @@ async def test_a_watch_requests_a_timeout_within_bounds_and_waits_a_little_longe
 # The list
 
 
-async def test_pages_of_a_list_are_delivered_as_they_arrive_and_the_end_of_the_list_last() -> None:
+async def test_each_page_of_a_list_is_delivered_when_it_arrives_and_the_end_of_the_list_is_delivered_last() -> None:
     world = await run_script(page(service("a"), service("b"), more="t1"), page(service("c")))
     assert names(world.delivered) == ["Put a", "Put b", "Put c"]
     assert world.delivered[0] == ListStarted(ObjectKind.SERVICE)
@@ -158,7 +158,7 @@ async def test_repeated_and_outdated_changes_are_not_delivered(changes: list[Any
     assert names(world.delivered) == delivered
 
 
-async def test_after_a_list_with_a_lower_resource_version_changes_count_as_new_from_that_version_on() -> None:
+async def test_after_a_list_with_a_lower_resource_version_every_change_after_this_version_is_delivered() -> None:
     world = await run_script(page(version=5000), [GONE_LINE], page(version=20), [*changed("web", 21), 400.0])
     assert names(world.delivered) == ["Put web"]
 
@@ -204,7 +204,7 @@ async def test_a_first_list_that_follows_a_failed_request_accepts_any_resource_v
     assert versions(world) == ["0", "0"]
 
 
-async def test_after_a_paged_list_breaks_off_the_next_request_names_the_resource_version_of_the_first_page() -> None:
+async def test_if_a_paged_list_breaks_off_the_next_request_names_the_resource_version_of_the_first_page() -> None:
     world = await run_script(
         page(service("a"), more="t1"), ApiError(Trouble.UNREACHABLE, "gone"), page(service("b"), version=200), []
     )
@@ -225,7 +225,7 @@ async def test_the_request_after_a_list_that_broke_off_names_the_resource_versio
     assert versions(world) == [*asked, "200"]
 
 
-async def test_on_a_restored_server_a_list_of_the_latest_state_that_broke_off_is_requested_again() -> None:
+async def test_if_a_list_of_the_latest_state_of_a_restored_server_breaks_off_the_latest_state_is_requested_again() -> None:
     behind = ApiError.of_status(504, "Too large resource version: 100, current: 42")
     world = await run_script(page(version=100), [GONE_LINE], behind, long_page(42)[:-500], page(version=43), [])
     assert versions(world) == ["0", "100", "latest", "latest"]
@@ -365,7 +365,7 @@ def test_error_statuses_are_reported_with_their_reasons(code: int, trouble: Trou
 
 
 @pytest.mark.parametrize(("asked", "least", "most"), [(7.0, 7.4, 7.8), (86400.0, 300.4, 300.8)])
-async def test_the_header_retry_after_is_honoured_up_to_a_limit_and_requests_are_randomly_spread(
+async def test_the_pause_is_that_of_the_header_retry_after_up_to_a_limit_and_a_short_random_time(
     asked: float, least: float, most: float
 ) -> None:
     world = await run_script(ApiError.of_status(429, "too many requests", asked), page())
@@ -431,7 +431,7 @@ async def test_cancelling_a_watch_leaves_no_connection_open() -> None:
 
 
 class SilentWorld(World):
-    """A scripted connection whose watches send the chunks of the script, and then nothing more."""
+    """A scripted connection; each of its watches sends the chunks of the script, and then is silent."""
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         async for part in super().stream(path, idle_s):
@@ -488,7 +488,7 @@ async def test_no_third_list_is_requested_if_the_end_of_the_second_list_confirms
     def deliver(events: Sequence[Event]) -> None:
         world.delivered += events
         confirmed = len([event for event in world.delivered if isinstance(event, Listed)]) > 1
-        if not confirmed:  # what a store that needs a second list answers to each delivery
+        if not confirmed:  # a store that needs a second list asks for it at each delivery
             world.reflector.list_again(due_s)
 
     for _ in range(2):
@@ -499,7 +499,7 @@ async def test_no_third_list_is_requested_if_the_end_of_the_second_list_confirms
 
 
 @in_virtual_time
-async def test_nodes_that_verify_the_same_list_request_the_list_at_different_times() -> None:
+async def test_nodes_that_must_confirm_the_same_list_do_not_all_request_it_at_the_same_time() -> None:
     moments: list[float] = []
     for seed in range(20):
         world = SilentWorld(page(), [])
@@ -542,7 +542,7 @@ async def test_a_watch_without_a_bookmark_may_be_silent_until_its_requested_time
 
 
 @given(st.binary(max_size=60).map(lambda data: data.replace(b"a", b"\n")), st.lists(st.integers(0, 60), max_size=8))
-def test_lines_do_not_depend_on_where_chunks_are_divided(data: bytes, cuts: list[int]) -> None:
+def test_the_assembled_lines_do_not_depend_on_where_a_chunk_ends(data: bytes, cuts: list[int]) -> None:
     buffer = reflector.LineBuffer()
     bounds = [0, *sorted(cuts), len(data)]
     lines = [line for start, end in itertools.pairwise(bounds) for line in buffer.feed(data[start:end])]

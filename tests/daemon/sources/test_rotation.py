@@ -1,4 +1,4 @@
-"""Covers certificates of server, authority and client that are replaced at run time, over real TLS.
+"""Covers the replacement of certificates at run time, over real TLS: those of the server, the authority and the client.
 
 ``test_credentials`` covers tokens.
 """
@@ -15,7 +15,7 @@ from tests.support.following import eventually, following, service, wait_for_tro
 
 
 class Mutual(api_server.Certificates):
-    """A server that requires from its clients a certificate signed by its authority.
+    """A server that requires from each client a certificate that the server's authority has signed.
 
     Server and client use the same leaf certificate.
     """

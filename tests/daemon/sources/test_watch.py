@@ -88,7 +88,7 @@ def servers_of(events: Sequence[Event]) -> set[str]:
     return {str(one) for event in events if isinstance(event, ApiServersFound) for one in event.servers}
 
 
-async def test_the_addresses_of_the_servers_host_name_are_delivered_once(
+async def test_the_addresses_to_which_the_servers_host_name_resolves_are_delivered_once(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def getaddrinfo(_host: object, port: int, *_: object) -> list[Any]:
@@ -202,7 +202,7 @@ async def test_changes_of_selected_objects_arrive_and_changes_of_other_objects_d
     }
 
 
-async def test_requests_to_a_restarted_server_are_answered_from_its_watch_cache_only(setup: Setup) -> None:
+async def test_a_restarted_server_can_answer_all_requests_from_its_watch_cache(setup: Setup) -> None:
     server = setup.server
     for resource in KIND_OF.values():
         await server.watched(resource)
@@ -230,7 +230,7 @@ async def test_a_watch_line_of_several_megabytes_is_read(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_a_server_restored_to_an_older_revision_is_listed_again(setup: Setup, *, waits: bool) -> None:
+async def test_if_a_server_is_restored_to_an_older_revision_all_objects_are_listed_again(setup: Setup, *, waits: bool) -> None:
     server, sink = setup.server, setup.sink
     backup = copy.deepcopy(server.store)
     server.put(SERVICES, service("late"))

@@ -1,4 +1,4 @@
-"""The cost of the page in steps of Python: zero without viewers, and in proportion to the change if there is a viewer."""
+"""Covers the cost of the page, in steps of Python: it depends on the size of a change, and not on the number of Services."""
 
 import gc
 import time
@@ -35,7 +35,7 @@ def _table(node: PageNode) -> Board:
 
 
 async def _asked(count: int, **query: str) -> int:
-    """The steps of the second answer, before which one Service changes, on a node with this many Services."""
+    """The number of steps for an answer after a change of one Service, on a node with this many Services."""
     node = _node(count)
     async with node.reading():
         await node.quiet(1)
@@ -79,7 +79,7 @@ async def test_long_work_for_the_page_lets_other_tasks_run_in_between() -> None:
         assert len(list(table.finding(Selection(sort="endpoints", descending=True)))) >= MANY // board.SORTED_AT_ONCE
         assert len(list(table.finding(Selection(query=board.parse_query("s12"))))) >= MANY // ITEMS_AT_ONCE
         assert len(await in_slices(table.finding(Selection(query=board.parse_query("s12"))), time.monotonic)) == 111
-        with counted() as steps:  # the result of this search is kept
+        with counted() as steps:  # the result of this search has been kept
             list(table.finding(Selection(query=board.parse_query("s12"))))
         assert steps.here < 60
 

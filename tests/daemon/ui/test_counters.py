@@ -56,7 +56,7 @@ def test_the_rate_of_a_service_includes_all_of_its_virtual_servers() -> None:
 
 def test_the_shown_rate_is_the_mean_of_the_last_two_rates() -> None:
     scene = Scene()
-    for connections in (100, 100, 140):  # the kernel has updated its counters late
+    for connections in (100, 100, 140):  # as if the kernel had updated its counters late
         scene.read({CLUSTER: connections})
     shown = scene.rates.of(WEB)
     assert shown is not None
@@ -65,7 +65,9 @@ def test_the_shown_rate_is_the_mean_of_the_last_two_rates() -> None:
 
 
 @pytest.mark.parametrize(("before", "now", "rate"), [(1000, 6, 3.0), (0, 4, 2.0)], ids=["reset", "zero before"])
-def test_the_rate_of_a_virtual_server_is_counted_from_zero_after_a_reset(before: int, now: int, rate: float) -> None:
+def test_after_a_reset_of_its_counters_the_rate_of_a_virtual_server_is_counted_from_zero(
+    before: int, now: int, rate: float
+) -> None:
     scene = Scene()
     scene.read({CLUSTER: before} if before else {})
     scene.read({CLUSTER: now})
@@ -120,7 +122,7 @@ def test_viewers_beyond_the_limit_are_refused_until_another_viewer_has_left() ->
     assert viewers.admit("late", VIEWER_S)
 
 
-def test_the_page_counts_as_unwatched_some_time_after_the_last_request() -> None:
+def test_some_time_after_the_last_request_the_page_counts_as_a_page_without_viewers() -> None:
     viewers = Viewers()
     assert not viewers.have_looked(0)
     viewers.admit("", 5)

@@ -133,7 +133,7 @@ def _add(history: History, now: float, connections: int | None) -> None:
     ("counted", "rates"),
     [
         pytest.param(((0, 7),), [None], id="the first point has no rate"),
-        # The kernel has updated its counters late.
+        # Here, the kernel has updated its counters late.
         pytest.param(((0, 0), (2, 0), (4, 40)), [None, 0, 10], id="short intervals are combined"),
         pytest.param(((0, 1000), (10, 20)), [None, 2], id="a reset counts from zero"),
         pytest.param(((0, 0), (10, 10), (20, None), (30, 30)), [None, 1, None, None], id="unreadable counters are a gap"),
@@ -156,7 +156,7 @@ def test_a_point_of_the_history_has_the_rates_since_the_previous_point() -> None
     assert history.last == Point(BEGAN_S + 30, 2, 4, 6, 8, 10, 0, None)
 
 
-def test_a_point_of_the_history_has_the_open_connections_of_its_moment() -> None:
+def test_a_point_of_the_history_has_the_number_of_connections_that_are_open_at_its_time() -> None:
     history = History()
     for now, connections in ((0, ConnectionCounts(3, 5)), (2, None), (4, ConnectionCounts(4, 0))):
         history.add(None, connections, now, BEGAN_S + now)
@@ -167,7 +167,7 @@ def test_a_point_of_the_history_has_the_open_connections_of_its_moment() -> None
     ]
 
 
-def test_the_next_point_of_the_history_has_the_number_of_changes_and_their_longest_latency() -> None:
+def test_a_point_of_the_history_has_the_number_of_changes_since_the_previous_point_and_their_longest_latency() -> None:
     history = History()
     history.note_changes(2, 0.5)
     history.note_changes(1, 0.2)

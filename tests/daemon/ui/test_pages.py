@@ -37,7 +37,7 @@ WEB: tuple[ApiObject, ...] = (
     builders.endpoint_slice(*ENDPOINTS),
 )
 SAMPLE_S = counters.SAMPLE_S + 0.1
-"""The counters are read at least once in this time while somebody looks."""
+"""While the page has a viewer, the counters are read at least once in this time."""
 
 
 def _node(*objects: ApiObject) -> PageNode:
@@ -65,7 +65,7 @@ async def _refusal(node: PageNode, what: str, **query: str) -> tuple[int, str]:
 
 
 async def _watch(node: PageNode, what: str, **query: str) -> dict[str, Any]:
-    """The last of four answers, between which the counters are read."""
+    """The last of four answers; the counters are read between two answers."""
     for _ in range(3):
         await node.ask(what, **query)
         await node.quiet(SAMPLE_S)
@@ -199,7 +199,7 @@ PODS = {
 
 
 @in_virtual_time
-async def test_while_the_page_has_a_viewer_events_name_pods_even_of_deleted_endpoints() -> None:
+async def test_while_the_page_has_a_viewer_an_event_contains_pod_names_even_of_deleted_endpoints() -> None:
     async with _serving(*WEB[:2], builders.endpoint_slice(ENDPOINTS[0], ENDPOINTS[2])) as node:
         node.targets.update(PODS)
         assert (await _last_text(node)).startswith(
@@ -211,7 +211,7 @@ async def test_while_the_page_has_a_viewer_events_name_pods_even_of_deleted_endp
 
 
 @in_virtual_time
-async def test_an_opened_service_shows_the_names_of_its_pods_which_are_read_again_after_a_change() -> None:
+async def test_the_view_of_a_service_shows_pod_names_and_the_names_are_read_again_after_a_change() -> None:
     async with _serving() as node:
         node.targets.update(PODS)
         assert node.names_read == []
@@ -234,7 +234,7 @@ async def test_an_opened_service_shows_the_names_of_its_pods_which_are_read_agai
 
 
 @in_virtual_time
-async def test_if_pod_names_cannot_be_read_addresses_are_shown_and_names_are_requested_rarely() -> None:
+async def test_while_pod_names_cannot_be_read_the_page_shows_addresses_and_rarely_requests_the_names() -> None:
     async with _serving() as node:
         node.names_error = ApiError(Trouble.UNREACHABLE, "no route")
         for _ in range(19):
@@ -295,7 +295,7 @@ async def test_the_result_of_a_search_for_problems_changes_as_problems_appear_an
 
 
 @in_virtual_time
-async def test_the_page_shows_rates_after_two_reads_and_later_answers_have_only_new_points() -> None:
+async def test_the_page_shows_rates_after_two_reads_of_the_counters_and_later_answers_have_only_new_points() -> None:
     async with _serving() as node:
         node.traffic.per_second[CLUSTER] = 100.0
         for _ in range(12):
@@ -508,7 +508,7 @@ async def test_only_a_bounded_number_of_opened_services_and_of_answers_is_kept(m
 
 
 @in_virtual_time
-async def test_if_counters_cannot_be_read_figures_are_unknown_and_the_rest_of_the_page_works() -> None:
+async def test_if_the_counters_cannot_be_read_the_page_shows_unknown_figures_and_otherwise_works() -> None:
     async with _serving() as node:
         node.traffic.error = KernelError(action="read the counters of IPVS", errno=errno.EPERM)
         assert (await _watch(node, "node"))["connectionsPerSecond"] is None
@@ -531,7 +531,7 @@ async def test_with_many_virtual_servers_the_counters_are_read_less_often(monkey
 
 
 @in_virtual_time
-async def test_without_viewers_only_the_totals_of_the_node_are_read_once_for_each_audit() -> None:
+async def test_without_viewers_only_the_total_counters_of_the_node_are_read_and_only_once_for_each_audit() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(600)
