@@ -18,8 +18,8 @@ import pytest
 from tests.support import forked, lab, old_kernel, patience
 from tests.support.program import OLD_KERNEL
 
-# Hypothesis has no deadline here, because the duration of an example, and of its choice, depends more on the load of the machine
-# than on the code. The usual run has the same examples each time, so that it does not fail by chance.
+# Hypothesis has no deadline here, because the time that it needs to choose and run an example depends more on the load of the
+# machine than on the code. Except in thorough runs, Hypothesis uses the same examples each time, so that no test fails by chance.
 hypothesis.settings.register_profile(
     "patient",
     deadline=None,
@@ -31,7 +31,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("patient")
 
 CORE = tuple(pathlib.Path(__file__).with_name(name) for name in ("store", "translate", "reconcile"))
-"""Folders of the tests marked ``core``."""
+"""The folders whose tests get the mark ``core``."""
 
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
@@ -61,26 +61,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     if os.geteuid() != 0 or not pathlib.Path("/proc/net/ip_vs").exists():
         _refuse("needs root and a kernel with ip_vs: scripts/kernel .venv/bin/pytest -m kernel")
-    forked.prepare()  # started before a fixture moves this thread to another network namespace
+    forked.prepare()  # must come before a fixture moves this thread to another network namespace
 
 
 @pytest.fixture(scope="module")
 def laboratory() -> Iterator[lab.Lab]:
-    """The lab of a module of packet tests."""
+    """The lab that all packet tests of one module share."""
     with lab.Lab() as laboratory:
         yield laboratory
 
 
 @pytest.fixture
 def new_network_namespace() -> Iterator[Callable[[], None]]:
-    """Each call moves the thread of the test to a fresh network namespace, which has only the interface lo, in state up.
+    """Each call moves the test's thread to a new network namespace, whose only interface is lo, which is up.
 
-    A namespace belongs to a thread: threads and processes that the test starts afterwards are in the new namespace. Threads that
-    already run, such as threads of a session-wide fixture, stay in the old namespace, and so do their sockets. ``/proc/sys/net``
-    shows the namespace of the reading thread, and ``/proc/net`` shows the namespace of the process's main thread;
-    ``/proc/thread-self/net`` always shows the namespace of the reading thread. ``/sys/class/net`` still shows the interfaces of
-    the old namespace. A namespace is deleted with all its contents when the last process, thread and socket in the namespace are
-    gone.
+    Each thread has a current network namespace. Threads and processes that the test starts after the call are in the new
+    namespace. Threads that already run, such as threads of a session-wide fixture, stay in the old namespace, and so do their
+    sockets. ``/proc/sys/net`` shows the namespace of the reading thread, and ``/proc/net`` shows the namespace of the process's
+    main thread; ``/proc/thread-self/net`` always shows the namespace of the reading thread. ``/sys/class/net`` still shows the
+    interfaces of the old namespace. A namespace is deleted with all its contents when the last process, thread and socket in the
+    namespace are gone.
     """
     if os.geteuid() != 0:
         _refuse("a network namespace needs root")

@@ -1,4 +1,4 @@
-"""The checklist counts the tests of each case, and refuses wrong markers."""
+"""The checklist counts the tests of each case, and reports a marker whose case does not exist."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ pytest_plugins = ("pytester",)
 
 @pytest.fixture(name="report")
 def _report(pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
-    """The output for one test that has two parameters and these case numbers."""
+    """The output of the checklist for a single test, which runs twice and has a marker with these case numbers."""
 
     def report(numbers: str) -> str:
         pytester.makeini(

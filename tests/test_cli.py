@@ -1,6 +1,6 @@
 """The command line as a user sees it: output, output stream and exit status.
 
-Other modules test flags and files. A stand-in replaces the function that serves.
+Other test modules cover flags and the configuration file. Stand-ins replace the functions that run tasks and commands.
 """
 
 import os
@@ -27,7 +27,7 @@ def _no_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Call(NamedTuple):
-    """A call of the function that does a task; ``name`` is the name of the function's module."""
+    """One call of the function that runs a task or a command; ``name`` is the name of the module of this function."""
 
     name: str
     config: Config
@@ -35,12 +35,12 @@ class Call(NamedTuple):
 
 
 STATUSES = {"daemon.app": 7, "daemon.process.requirements": 6, "commands.dry_run": 5, "commands.cleanup": 1}
-"""The exit status of each task; every other command ends with 3."""
+"""The exit statuses that the stand-ins in these modules return; the stand-ins in all other modules return 3."""
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """The calls of tasks and commands; the called functions are stand-ins that return at once."""
+    """The calls of the functions that run tasks and commands; stand-ins replace these functions and return at once."""
     made: list[Call] = []
 
     def load_module(name: str) -> types.SimpleNamespace:
@@ -58,7 +58,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
 
 @pytest.mark.parametrize("command", [[], ["run"]])
-def test_flags_without_a_command_serve_as_in_kube_proxy(calls: list[Call], command: list[str]) -> None:
+def test_without_a_command_the_program_serves_as_kube_proxy_does(calls: list[Call], command: list[str]) -> None:
     assert cli.main([*command, "--proxy-mode=ipvs", "--ipvs-scheduler=lc"]) == 7
     assert [(call.name, call.config.translation.scheduler) for call in calls] == [("daemon.app", "lc")]
 
@@ -173,7 +173,7 @@ def test_an_unwritable_path_for_the_configuration_is_reported_in_one_sentence(
         (["--cleanup=false", "--dry-run=false"], 7),
     ],
 )
-def test_writing_the_configuration_takes_precedence_over_cleanup_and_cleanup_over_init_only(
+def test_the_flag_write_config_to_overrides_the_cleanup_flag_which_overrides_the_init_only_flag(
     calls: list[Call], tmp_path: pathlib.Path, flags: list[str], status: int
 ) -> None:
     arguments = [flag.format(path=tmp_path / "written.yaml") for flag in flags]
@@ -183,7 +183,7 @@ def test_writing_the_configuration_takes_precedence_over_cleanup_and_cleanup_ove
 
 @pytest.fixture
 def entered() -> list[str]:
-    """The working directories to which commands have changed."""
+    """The directories that commands have passed to ``os.chdir``."""
     return []
 
 
@@ -321,7 +321,7 @@ def test_help_shows_the_allowed_values_of_each_enumeration() -> None:
         )
 
 
-def test_it_is_not_an_error_if_the_reader_of_the_output_closes_the_pipe() -> None:
+def test_a_command_does_not_fail_if_the_reader_of_its_output_closes_the_pipe() -> None:
     program = "import sys; from ipvsproxy import cli; sys.modules['ipvsproxy.commands.list'] = "
     program += "type('', (), {'run': lambda _: [print('x' * 99) for _ in range(9999)]}); cli.main(['list'])"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -333,7 +333,7 @@ def test_it_is_not_an_error_if_the_reader_of_the_output_closes_the_pipe() -> Non
 
 
 def test_a_start_imports_only_the_modules_that_it_needs() -> None:
-    """The test environment also has Rich and the rest of urllib3, which a start must not import."""
+    """Rich and all of urllib3 are installed for the tests; a start must import neither Rich nor ``urllib3.util``."""
     program = (
         "import sys; from ipvsproxy import cli; cli.load_module('ipvsproxy.daemon.app'); "
         "cli.load_module('ipvsproxy.daemon.sources.watch'); print(*(name for name, module in sys.modules.items() if module))"

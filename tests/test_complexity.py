@@ -1,8 +1,8 @@
-"""The cost of a change from the watch line to the bytes for the kernel; the tests count steps and measure no time.
+"""The cost of a change, from the watch line to the bytes for the kernel, in messages and executed lines; no test measures time.
 
-The program's own code decodes, translates, reconciles and encodes; only the sockets are replaced. No number of messages may
-depend on the number of Services, or on the number of endpoints of a Service. The number of executed lines may grow with the
-length of a field that a tenant writes, but no faster than n log n; scripts/bench measures seconds.
+The tests run the program's own code for decoding, translation, reconciliation and encoding; they replace only the sockets. The
+number of messages must not depend on the number of Services, or on the number of endpoints of a Service. If a tenant writes a
+field of length n, the number of executed lines may grow no faster than n log n. ``scripts/bench`` measures times.
 """
 
 import collections
@@ -91,12 +91,12 @@ def deliver_slice(served: MemoryNode, number: int, endpoints: int) -> None:
 
 @pytest.fixture(name="wire", params=[Backend.IPTABLES, Backend.NFTABLES])
 def _wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Wire]:
-    """Creates kernels that have the sets of a backend."""
+    """A function that creates a kernel, which encodes set entries for the backend of this test run."""
     return lambda: Wire(monkeypatch, request.param)
 
 
 async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services: int, endpoints: int) -> dict[str, int]:
-    """The counts for adding an endpoint to the first of ``services`` Services, each with ``endpoints`` endpoints."""
+    """The counts for adding an endpoint to a Service that has ``endpoints`` endpoints, on a node with ``services`` Services."""
     translated: collections.Counter[str] = collections.Counter()
     translating = desired_state.translating
 
@@ -116,7 +116,7 @@ async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services
 
 
 @in_virtual_time
-async def test_an_added_endpoint_costs_one_message_whatever_the_size_of_the_cluster(
+async def test_adding_an_endpoint_costs_one_message_whatever_the_size_of_the_cluster(
     monkeypatch: pytest.MonkeyPatch, wire: Callable[[], Wire]
 ) -> None:
     expected = {"translated": 1, "sends": 1, "messages": 1, "bytes": NEW_DESTINATION}
@@ -126,7 +126,7 @@ async def test_an_added_endpoint_costs_one_message_whatever_the_size_of_the_clus
 
 
 def cost_of_an_address_that_changes_hands(services: int) -> int:
-    """The lines executed for the addition, and for the deletion, of a node whose address is also the external IP of a Service."""
+    """The number of lines executed while another node takes, and then releases, an external IP of a Service."""
     stages: dict[str, Lines] = {}
     store, taken = Store(0), builders.NODE_ADDRESS
     store.deliver([memory_node.put(builders.service("hides", external=[taken]))], 0)
@@ -147,12 +147,12 @@ def cost_of_an_address_that_changes_hands(services: int) -> int:
     return stages["change"].total()
 
 
-def test_a_service_address_that_a_node_takes_and_releases_costs_the_same_whatever_the_cluster_size() -> None:
+def test_the_cost_of_a_service_address_that_another_node_takes_and_releases_is_independent_of_the_cluster_size() -> None:
     assert cost_of_an_address_that_changes_hands(FEW) == cost_of_an_address_that_changes_hands(MANY)
 
 
 async def cost_of_a_service(wire: Wire, services: int) -> dict[str, int]:
-    """The counts for adding a Service to this many Services, and for deleting the added Service."""
+    """The counts for adding one Service, and for deleting this Service, on a node that has this many Services with it."""
     async with MemoryNode(wire).serving(*map(service, range(1, services))) as served:
         wire.counted.clear()
         served.put(service(0))
@@ -163,7 +163,7 @@ async def cost_of_a_service(wire: Wire, services: int) -> dict[str, int]:
 
 
 @in_virtual_time
-async def test_adding_and_deleting_a_service_costs_the_same_messages_whatever_the_size_of_the_cluster(
+async def test_the_number_of_messages_for_adding_and_deleting_a_service_is_independent_of_the_cluster_size(
     wire: Callable[[], Wire],
 ) -> None:
     counted = await cost_of_a_service(wire(), FEW)
@@ -185,9 +185,10 @@ async def test_the_objects_of_a_first_list_are_sent_to_the_kernel_in_few_large_m
 
 SHORT, LONG = 16, 48
 MOST_GROWTH = 1.1 * LONG * math.log(LONG) / (SHORT * math.log(SHORT))
-"""The bound n log n, with an allowance for small n."""
+"""The most by which the number of lines may grow from the length ``SHORT`` to ``LONG``: ten percent more than n log n grows."""
 SHARE = 0.02
-"""The lines of a function count if they are this share of all lines or more: a quadratic one soon is, a constant step never."""
+"""A function is checked only if it executes at least this share of all lines. If its cost is quadratic, it soon has this
+share."""
 
 Item = tuple[ObjectKind, dict[str, Any]]
 Lines = collections.Counter[types.CodeType]
@@ -352,13 +353,13 @@ LONG_FIELDS: Mapping[str, Callable[[int], list[Item]]] = {
         sliced(ports=n),
     ],
 }
-"""Objects with a field of length n, for each field of a Service, an EndpointSlice and a Node that may be long."""
+"""For each field of a Service, an EndpointSlice and a Node that may be long: a function that makes objects with n such values."""
 
 
 @contextlib.contextmanager
 def counting(stages: dict[str, Lines], stage: str) -> Iterator[None]:
-    """Count the executed lines of the program by function; at the end of the block, they are added to the stages."""
-    counters: dict[int, _Counter] = {}  # functions are compared by identity, because hashing a code object reads all of it
+    """Count the program's executed lines by function while the ``with`` block runs, and then store the counts in ``stages``."""
+    counters: dict[int, _Counter] = {}  # by ``id``, because the hash of a code object is computed from all of its content
 
     def calls(frame: types.FrameType, _event: str, _: object) -> Any:
         code = frame.f_code
@@ -380,7 +381,7 @@ def counting(stages: dict[str, Lines], stage: str) -> Iterator[None]:
 class _Counter:
     """Counts the executed lines of one function, including its returns.
 
-    Keeps a reference to the function, so that no other function gets the same identity.
+    Keeps a reference to the code object of the function, so that no other code object gets the same ``id``.
     """
 
     def __init__(self, code: types.CodeType) -> None:
@@ -400,7 +401,7 @@ def event_of(kind: ObjectKind, item: dict[str, Any]) -> Put:
 
 
 async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
-    """The lines executed for these objects, from the watch line to the kernel and the page, until their deletion is complete."""
+    """The lines executed in each stage of the life of these objects, from decoding to deletion."""
     stages: dict[str, Lines] = {}
     served = MemoryNode(kernel, settings=Settings(scopes=TrafficScopes.API))
     items = items if any(kind is ObjectKind.NODE for kind, _ in items) else [*items, this_node()]

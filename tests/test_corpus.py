@@ -1,4 +1,4 @@
-"""Each saved input of a fuzz target, made by hand or found as the cause of an earlier failure, is read without an error.
+"""Each fuzz target reads its saved inputs without an error; an input was made by hand, or has caused a failure earlier.
 
 See ``scripts/fuzz``.
 """
@@ -26,5 +26,5 @@ def test_each_fuzz_target_has_corpus_inputs_and_is_named_by_the_fuzzing_script()
     assert {word.strip() for word in named.split(",")} == targets.TARGETS.keys()
 
 
-def test_the_words_can_be_written_to_a_libfuzzer_dictionary() -> None:
+def test_the_words_for_fuzzing_can_be_written_to_a_libfuzzer_dictionary() -> None:
     assert all(word.isascii() and word.isprintable() and '"' not in word.replace('\\"', "") for word in words.ALL)

@@ -24,7 +24,7 @@ from tests.support import lab
 
 ROOT = Path(__file__).parents[1]
 SAMPLED_WITHIN_S = 300.0
-"""The longest wait until the page has rates, for which the page reads the counters twice."""
+"""The longest wait until the page shows rates; the page computes a rate from two readings of the counters."""
 UNTIL_CLIENTS_CONNECT = (
     'before=$(ipvsadm -Ln --stats); while [[ $(ipvsadm -Ln --stats) == "$before" ]]; do sleep 0.1; done; echo; echo clients go on'
 )
@@ -49,7 +49,7 @@ def test_an_unknown_argument_of_the_demo_is_refused_in_one_line_on_stderr() -> N
 
 @contextlib.contextmanager
 def _mailbox(directory: Path) -> Iterator[str]:
-    """While the ``with`` block runs, do what ``--stay`` does on the host. The block gets the address that a user would open."""
+    """While the ``with`` block runs, relay requests to the node, as ``--stay`` does on the host; yields the URL for the user."""
     command = [sys.executable, "-m", "scripts.demo_mailbox", str(directory), "0"]  # in this test, the node uses the default port
     with subprocess.Popen(command, cwd=ROOT) as relay:
         try:
@@ -110,7 +110,7 @@ def test_the_demo_passes_and_the_stay_option_keeps_its_node_for_inspection(tmp_p
 
 _STUBS = {
     "scripts/setup": 'echo "setup $*" >>log',
-    # What scripts.demo_node does with --stay: it answers each command in the mailbox, until the file "stop" appears.
+    # Like scripts.demo_node with --stay, this stub answers each command in the mailbox until the file "stop" appears.
     "scripts/kernel": """
         directory=${*: -1} number=1
         touch "$directory/ready"

@@ -1,7 +1,7 @@
-"""README and docs/ agree with the repository: linked files and headings, named files, modules and flags exist.
+"""The files, headings, modules and flags that README and docs/ link or name exist in the repository.
 
-Computed numbers follow the rules that the pages state. These tests do not check clarity, and do not check the copied outputs in
-README.
+Numbers that a page computes from other numbers follow the rule that the page states. These tests do not check clarity, and do not
+check the copied outputs in README.
 """
 
 import math
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "ipvsproxy"
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 LONGEST_CELL = 600
-"""A longer cell of a table is not understood at the first reading."""
+"""The largest number of characters in a cell of a table; a reader would not understand a longer cell at the first reading."""
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -29,7 +29,7 @@ def test_every_link_in_the_documents_leads_to_a_file(document: pathlib.Path) -> 
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """The headings of a page as links name them: in lower case, without punctuation, with hyphens instead of spaces."""
+    """The headings of a page in the form that links use: in lower case, without punctuation, with hyphens instead of spaces."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -73,7 +73,7 @@ def test_running_md_names_exactly_the_modules_that_a_start_loads() -> None:
     assert of_iptables == {*host.MODULES, "ip_vs_rr", "nf_conntrack_netlink"}
 
 
-def test_every_quoted_log_line_has_an_existing_event() -> None:
+def test_the_event_of_every_quoted_log_line_exists() -> None:
     quoted = {event for document in DOCUMENTS for event in re.findall(r'event=("[^"]+"|\w+)', document.read_text())}
     assert quoted - log_page.EVENTS == set()
 
@@ -109,7 +109,7 @@ def first_number(cell: str) -> int:
 
 
 @pytest.mark.parametrize("row", SIZES, ids=lambda row: row[0])
-def test_requests_and_limits_are_computed_from_the_measured_memory(row: list[str]) -> None:
+def test_memory_requests_and_memory_limits_are_computed_from_the_measured_memory(row: list[str]) -> None:
     services, resident, request, limit = row[0], *map(first_number, row[1:4])
     assert request == math.ceil(2 * resident * 1e6 / 2**20 / 64) * 64
     assert limit == 2 * request
@@ -119,7 +119,7 @@ def test_requests_and_limits_are_computed_from_the_measured_memory(row: list[str
     assert any(re.search(rf"\b{resident}\b.*MB", line) for line in rows)
 
 
-def test_the_size_tables_have_rows_that_can_be_checked() -> None:
+def test_every_row_of_the_tables_of_sizes_and_updates_is_found() -> None:
     assert len(SIZES) == 5
     assert len(UPDATES) == 4
 

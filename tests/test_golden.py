@@ -1,10 +1,10 @@
-"""Compares the real program with the recorded kube-proxy: kernel state row by row, HTTP answers, and packets.
+"""Compares ipvsproxy with recordings of kube-proxy: the kernel state row by row, HTTP answers, and the results of probes.
 
 Each test compares one section in one phase of one profile; a failure lists the differing rows. Rows that
-``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. kube-proxy has
-no second scopes of addresses. One profile runs once more with second scopes (``SCOPED``). In the run with second scopes,
-everything except the scopes equals the recording, and exactly the recorded Services with externalTrafficPolicy Local have second
-scopes.
+``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. The recordings
+have no second scopes, because kube-proxy has none. Therefore one profile runs once more with second scopes (``SCOPED``). In this
+run, everything except the second scopes must equal the recording, and exactly the recorded Services with externalTrafficPolicy
+Local must have second scopes.
 """
 
 import functools
@@ -28,19 +28,19 @@ pytestmark = [pytest.mark.kernel]
 SECTIONS = tuple(
     section for section in golden_state.KERNEL_SECTIONS if cluster.BACKEND is not Backend.NFTABLES or section != "iptables"
 )
-"""The sections of a recording that are compared: rules of nftables are others. Sets are compared entry by entry."""
+"""The sections that are compared. With nftables, the section ``iptables`` is left out, because nftables has other rules."""
 PROFILES = [
     name
     for name, profile in golden_fixtures.profiles().items()
     if cluster.BACKEND is not Backend.NFTABLES or not profile.get("no_ip6tables")
 ]
-"""With nftables, the profile without ip6tables is left out, because nftables serves IPv6 without it."""
+"""With nftables, the profile without ip6tables is left out, because nftables serves IPv6 even without ip6tables."""
 SCOPED = {"default with scopes": "default"}
-"""The run with second scopes, with the profile that it is compared with."""
+"""The name of the run with second scopes, and the profile whose recording is compared with this run."""
 PHASES = {"default": ("P0", "P1", "P2")}
-"""The phases of a profile that has more than the first one."""
+"""The phases of each profile that has several phases; every other profile has only the phase P0."""
 ALIKE = ("masquerade-all", "masquerade-bit", "nodeport-primary", "scheduler-mh", "scheduler-wrr")
-"""The rows of these profiles differ only in the translation, which ``tests/translate`` also compares with the recordings."""
+"""Profiles that run only in thorough runs, because they differ only in translation, which ``tests/translate`` also compares."""
 CASES = [
     pytest.param(profile, phase, section, marks=[patience.THOROUGH] * (profile in ALIKE))
     for profile in (*PROFILES, *SCOPED)
@@ -51,10 +51,10 @@ PROBES: Mapping[str, Any] = golden_fixtures.recording("default", "probes")
 
 SETTLED_WITHIN_S = 120.0
 UNCHANGED_S = 15.0
-"""After this time, a state that differs from the recording is final."""
+"""A state that differs from the recording counts as final if it has not changed for this time."""
 
 ATTEMPTS = 6
-"""The number of requests that suffices to choose every endpoint at least once."""
+"""The number of requests of a probe, which is large enough to reach every endpoint at least once."""
 
 State = dict[str, Any]
 
@@ -69,7 +69,7 @@ def _node(laboratory: lab.Lab) -> Iterator[lab.Lab]:
 
 @pytest.fixture(scope="module", name="observed")
 def _observed(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], State]:
-    """The state that the program reaches in each phase of a profile; each profile runs once, when it is first requested."""
+    """The state that the program reaches in a phase of a profile; each profile runs once, when its state is first requested."""
 
     @functools.cache
     def phases(profile: str) -> Mapping[str, State]:
@@ -131,9 +131,10 @@ def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, St
 
 
 def _settle(world: golden_fixtures.World, running: program.Program, profile: str, phase: str) -> State:
-    """The state at the time when it equals the recording with its scopes, or when it no longer changes and no real server drains.
+    """Wait until the state equals the recording, or no longer changes and no real server drains; returns the state.
 
-    A reading runs several programs one after the other, while a sync may continue; a sync programs the scopes last.
+    The programs of a reading run one after the other, while a sync may continue. The second scopes must be there, too, because a
+    sync programs them last.
     """
     recorded = _recording(profile, phase)
     recorded_scopes = dict(_recorded_scopes(world, recorded)) if profile in SCOPED else {}
@@ -157,7 +158,8 @@ def _settle(world: golden_fixtures.World, running: program.Program, profile: str
     answers: State = {}
 
     def is_readable() -> bool:
-        """On a busy machine, a poll may stop waiting for a slow program; a later poll reads everything."""
+        """Whether health reports no unreadable part: on a busy machine, a poll may not wait for a slow program, but a later poll
+        does."""
         nonlocal answers
         answers = golden_http.read_answers(recorded)
         return "unreadable" not in str(answers["health"])
@@ -167,7 +169,7 @@ def _settle(world: golden_fixtures.World, running: program.Program, profile: str
 
 
 def _report(profile: str, phase: str, observed: State, sections: Iterable[str]) -> list[str]:
-    """The rows that differ and are not accepted."""
+    """The rows that differ from the recording, except the rows that ``golden/accepted.txt`` lists."""
     if profile in SCOPED:
         observed = scope_rows.without_scopes(observed)
     desired = golden_fixtures.desired(SCOPED.get(profile, profile), phase)
@@ -187,7 +189,7 @@ def test_the_state_of_the_kernel_equals_the_recording(
 
 
 @pytest.mark.parametrize("profile", SCOPED)
-def test_second_scopes_exist_exactly_for_the_recorded_services_with_local_policy(
+def test_exactly_the_recorded_services_with_external_traffic_policy_local_have_second_scopes(
     observed: Callable[[str, str], State], tmp_path: Path, profile: str
 ) -> None:
     """The cluster scope of a Service port has the endpoints that kube-proxy gave to the cluster IP of the port."""
@@ -203,7 +205,7 @@ def test_second_scopes_exist_exactly_for_the_recorded_services_with_local_policy
 
 
 def _recorded_scopes(world: golden_fixtures.World, recorded: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Each recorded virtual server of an external address with policy Local, with the recorded endpoints of the cluster IP."""
+    """Each recorded external virtual server with policy Local, and the recorded endpoints of its Service's cluster IP."""
     for service in world.services():
         spec = service["spec"]
         if spec.get("externalTrafficPolicy") != "Local":
@@ -229,7 +231,7 @@ def _recorded_endpoints(recorded: Mapping[str, Any], server: str) -> frozenset[s
 
 
 def _observed_scopes(state: State) -> Iterator[tuple[str, frozenset[str] | None]]:
-    """Each address whose packets get a mark, with the endpoints of the mark's virtual server; None if there is no such server."""
+    """Each address and port whose packets get a mark, and the endpoints of the mark's virtual server (None if it is missing)."""
     for family in Family:
         for mark, members in scope_rows.marks_of(state["ipsets"], family).items():
             server = scope_rows.server_row(mark, family)
@@ -262,7 +264,7 @@ def _host(address: str) -> str:
 
 @pytest.fixture(scope="module", name="answers")
 def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, lab.Result]:
-    """The results of all probes after phase P0 of the default profile, in a separate run: the next phase drains connections."""
+    """The results of all probes after phase P0 of the default profile, in a separate run, because phase P1 drains connections."""
     world, running = _start("default", tmp_path_factory.mktemp("probes"))
     with running:
         running.wait_until_synced()
@@ -273,7 +275,7 @@ def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Mapping
 def _probe_all(node: lab.Lab) -> Mapping[str, lab.Result]:
     """Run all probes.
 
-    Probes that were recorded as unanswered run at the same time, because they mostly wait and choose no endpoint.
+    Probes that got no answer in the recording run at the same time, because they mostly wait and choose no endpoint.
 
     All other probes run one by one, because the endpoints of a probe are predictable only while no other client sends requests.
     """

@@ -1,7 +1,7 @@
-"""The image built by scripts/image runs on a real kernel as its DaemonSet runs it: prepared first, then with one capability.
+"""Runs the image of scripts/image on a real kernel as the DaemonSet does: first the preparation, then with one capability.
 
 A build takes minutes and downloads packages of Debian and PyPI, so these tests use the image that scripts/image left in
-build/image. A container runtime is not tested; the tests enter the root file system of the image by chroot.
+build/image. The tests use no container runtime; they enter the root file system of the image by chroot.
 """
 
 import pathlib
@@ -40,13 +40,13 @@ cp -r $2 /mnt/root/tmp/demo && mkdir /mnt/root/run/netns
 shift 2
 PATH=/opt/ipvsproxy/bin:/usr/sbin:/usr/bin:/sbin:/bin exec chroot /mnt/root "$@"
 """
-"""The image's files, read-only, with a /tmp and a /run of its own, in a mount namespace of its own."""
+"""Runs a command in the root file system of the image, which is read-only except for a new /tmp and a new /run."""
 WITHOUT_PROGRAMS = """
 import os, sys
 os.environ["PATH"] = "/opt/ipvsproxy/bin"
 os.execv("/opt/ipvsproxy/bin/ipvsproxy", ["ipvsproxy", *sys.argv[1:]])
 """
-"""Starts ipvsproxy where PATH has none of the image's programs, neither iptables nor modprobe."""
+"""Starts ipvsproxy with a PATH on which it finds no other program, such as iptables or modprobe."""
 UNPRIVILEGED = ("setpriv", "--no-new-privs", "--bounding-set=-all,+net_admin", "--inh-caps=-all")
 
 
@@ -67,14 +67,14 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def node(network_namespace: None) -> None:
-    """A node whose kubelet uses legacy iptables, which every test kernel has."""
+    """A node whose kubelet uses legacy iptables, which every test kernel supports."""
     assert run("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT").returncode == 0
     for command in ("link add eth0 type dummy", "address add 172.18.0.2/16 dev eth0", "link set eth0 up"):
         assert run("ip", *command.split()).returncode == 0
 
 
 @pytest.mark.usefixtures("node")
-def test_the_image_prepares_a_node_and_then_serves_with_one_capability_and_is_healthy(tmp_path: pathlib.Path) -> None:
+def test_after_the_image_has_prepared_a_node_it_serves_with_one_capability(tmp_path: pathlib.Path) -> None:
     prepared = run(*inside("ipvsproxy", "--init-only", *FLAGS))
     assert prepared.returncode == 0, prepared.stderr
     assert "failed=0" in prepared.stderr
@@ -95,7 +95,7 @@ def test_the_image_prepares_a_node_and_then_serves_with_one_capability_and_is_he
 
 @NEEDS_NF_TABLES
 @pytest.mark.usefixtures("network_namespace")
-def test_the_image_serves_with_nftables_without_external_programs_and_with_one_capability(tmp_path: pathlib.Path) -> None:
+def test_with_nftables_the_image_serves_with_one_capability_and_without_external_programs(tmp_path: pathlib.Path) -> None:
     flags = (*FLAGS, "--rules-backend=nftables")
     prepared = run(*inside("ipvsproxy", "--init-only", *flags))
     assert prepared.returncode == 0, prepared.stderr
@@ -123,7 +123,7 @@ def test_the_image_serves_with_nftables_without_external_programs_and_with_one_c
         ("python3", "-c", "import textual.app, rich.text"),
     ],
 )
-def test_the_image_has_every_program_that_ipvsproxy_starts_in_it(command: Sequence[str]) -> None:
+def test_the_image_contains_every_program_that_its_pods_start(command: Sequence[str]) -> None:
     done = run(*inside(*command))
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -1,4 +1,4 @@
-"""kustomize builds manifests/, and every object has the fields and types of the API's schema.
+"""kustomize can build manifests/, and every built object matches the schema of the API.
 
 The schema consists of the models of kubernetes_asyncio, which are generated from the API. The tests use the kustomize in kubectl;
 if kubectl is missing, only the files themselves are checked against the schema. The CustomResourceDefinitions of the Prometheus
@@ -67,7 +67,7 @@ def errors(value: Any, kind: str, where: str) -> list[str]:
     for name in value.keys() & names.keys():
         found += errors(value[name], model.openapi_types[names[name]], f"{where}.{name}")
     if not found:
-        try:  # the models themselves check required fields
+        try:  # the constructor of a model refuses a missing required field
             model(**{names[name]: item for name, item in value.items()})
         except ValueError as error:
             found.append(f"{where}: {error}")
@@ -80,7 +80,7 @@ def model_of(item: Object) -> str:
 
 @functools.cache
 def shipped(folder: str) -> list[Object]:
-    """The objects that a folder of the repository builds."""
+    """The objects that kustomize builds from this folder of the unchanged manifests."""
     return build(folder, MANIFESTS)
 
 
@@ -140,7 +140,7 @@ def test_the_overlays_use_the_config_map_of_kube_proxy_and_create_no_config_map(
     assert volumes["config"]["configMap"]["name"] == "kube-proxy"
 
 
-def test_the_overlay_beside_kube_proxy_differs_in_name_labels_and_ports_and_does_not_prepare_the_node() -> None:
+def test_the_overlay_beside_kube_proxy_has_its_own_name_labels_and_ports_and_does_not_prepare_the_node() -> None:
     shadow = {item["kind"]: item for item in shipped("overlays/beside-kube-proxy")}
     proxy = {item["kind"]: item for item in shipped("overlays/replace-kube-proxy")}
     assert {kind: item["metadata"]["name"] for kind, item in shadow.items()} == dict.fromkeys(shadow, "ipvsproxy-shadow")
@@ -159,7 +159,7 @@ def test_the_overlay_beside_kube_proxy_differs_in_name_labels_and_ports_and_does
 
 
 def own_configuration(objects: list[Object]) -> Mapping[str, str]:
-    """The settings in the objects that the overlay own-configuration has built, under their names in cluster.env."""
+    """The settings in the built objects of the overlay own-configuration, by their names in cluster.env."""
     built = {item["kind"]: item for item in objects}
     daemon_set, config_map = built["DaemonSet"], built["ConfigMap"]
     volumes = {volume["name"]: volume for volume in daemon_set["spec"]["template"]["spec"]["volumes"]}
@@ -264,7 +264,7 @@ def test_the_role_for_fleet_has_two_rights_in_one_namespace_and_is_bound_to_no_o
 
 
 @pytest.mark.parametrize("folder", ["cleanup", "overlays/cleanup-on-all-nodes"])
-def test_the_cleanup_job_accepts_the_component_for_hosts_with_selinux(manifests: pathlib.Path, folder: str) -> None:
+def test_the_component_for_hosts_with_selinux_can_be_added_to_the_cleanup_job(manifests: pathlib.Path, folder: str) -> None:
     with (manifests / "cleanup/kustomization.yaml").open("a") as file:
         file.write("  - ../components/selinux\n")
     (built,) = build(folder, manifests)
@@ -289,7 +289,9 @@ def test_the_cleanup_of_all_nodes_runs_the_container_of_the_cleanup_job_as_an_in
     assert waiting["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_runbook_url_of_the_alerts_is_a_setting_and_the_dashboard_is_a_config_map(manifests: pathlib.Path) -> None:
+def test_the_runbook_url_of_the_alerts_is_set_in_one_place_and_the_dashboard_is_built_into_a_config_map(
+    manifests: pathlib.Path,
+) -> None:
     settings = manifests / "monitoring/kustomization.yaml"
     before = settings.read_text()
     changed = before.replace(

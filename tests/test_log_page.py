@@ -13,7 +13,7 @@ from tests.support.log_page import COUNTING, EVENTS, KEYS
 SOURCE = pathlib.Path(ipvsproxy.__file__).parent
 LEVELS = {"debug", "info", "warning", "error", "exception", "log"}
 EXTENDING = {"exc_info"}
-"""Arguments for structlog itself."""
+"""Arguments that structlog itself evaluates, and that are not keys of a log line."""
 
 
 class Module:
@@ -60,14 +60,15 @@ class Module:
     def events(self, call: ast.Call) -> list[str]:
         """The events that a call logs.
 
-        If a function receives the event as an argument, the result is empty, and the calls of the function are checked.
+        The result is empty if the event is a parameter of the surrounding function. The calls of that function then have the
+        event.
         """
         given = [part for one in call.args for part in ((one.body, one.orelse) if isinstance(one, ast.IfExp) else (one,))]
         literal = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         return literal + [self._constants[one.id] for one in given if isinstance(one, ast.Name) and one.id in self._constants]
 
     def keys(self, call: ast.Call) -> set[str]:
-        """The keys of a call: its keyword arguments, and the keys of dictionaries in this module that it passes."""
+        """The keys of a call: its keyword arguments, and the keys of the dictionaries that it unpacks as keyword arguments."""
         keys = {keyword.arg for keyword in call.keywords if keyword.arg}
         for keyword in call.keywords:
             if keyword.arg is None:
@@ -78,7 +79,7 @@ class Module:
 
 
 def _is_logger(node: ast.AST) -> bool:
-    """Whether a logger's method is passed as an argument, for example to a function that limits the rate of lines."""
+    """Whether an argument of a call is a logger's method, which a function that limits the rate of lines gets, for example."""
     match node:
         case ast.Attribute(value=ast.Name(id="log"), attr=level):
             return level in LEVELS

@@ -1,7 +1,7 @@
-"""Manifests and Containerfile fit the program: flags, configuration, ports, permissions, image.
+"""Manifests and Containerfile agree with the program: flags, configuration, ports, permissions, image.
 
-The module tests/test_kustomize.py checks manifests with kustomize and the API's schema. How a cluster treats the objects is not
-tested, such as whether it admits a privileged pod.
+The module tests/test_kustomize.py checks manifests with kustomize and the API's schema. The tests do not cover how a cluster
+treats the objects, for example whether a cluster admits a privileged pod.
 """
 
 import importlib.metadata
@@ -60,7 +60,7 @@ def _container(objects: dict[str, Object]) -> Object:
 
 
 def _load(objects: dict[str, Object]) -> Config:
-    """The configuration from the base's command line, with the files of its ConfigMap at the paths where they are mounted."""
+    """The configuration that the container's command line gives, with the files of the ConfigMap at their mount paths."""
     pod, container = _pod(objects), _container(objects)
     (folder,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "config")
     (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "config")
@@ -75,7 +75,7 @@ def _load(objects: dict[str, Object]) -> Config:
     return config
 
 
-def test_every_manifest_is_valid_yaml_and_is_listed_in_a_kustomization_or_is_a_patch() -> None:
+def test_every_manifest_is_valid_yaml_and_is_either_a_patch_or_listed_in_a_kustomization() -> None:
     listed = {f"base/{name}" for name in [*_kustomization("base")["resources"], "kustomization.yaml"]}
     listed |= {f"{folder}/{name}" for folder in ("cleanup", "monitoring") for name in _kustomization(folder)["resources"]}
     listed |= {"cleanup/kustomization.yaml", "monitoring/kustomization.yaml", "monitoring/rules.test.yaml"}
@@ -127,7 +127,7 @@ async def test_the_kubernetes_source_can_use_the_kubeconfig_of_the_manifests(tmp
     (tmp_path / "token").write_text("a-token")
     text = str(_base()["ConfigMap"]["data"]["kubeconfig.conf"])
     assert f"{TOKENS}/ca.crt" in text
-    # The test leaves out the authority's certificate, because it would have to be a real certificate.
+    # The test removes the field with the authority's certificate, because the field would need a real certificate.
     document = yaml.safe_load(text.replace(TOKENS, str(tmp_path)))
     del document["clusters"][0]["cluster"]["certificate-authority"]
     kubeconfig = tmp_path / "kubeconfig.conf"
@@ -137,7 +137,7 @@ async def test_the_kubernetes_source_can_use_the_kubeconfig_of_the_manifests(tmp
     assert source.describe() == "API server https://control-plane.example.com:6443"
 
 
-def test_the_role_allows_exactly_the_lists_watches_and_writes_of_the_program() -> None:
+def test_the_role_allows_exactly_what_the_program_lists_watches_and_writes() -> None:
     allowed = {
         (group, resource, verb)
         for rule in _base()["ClusterRole"]["rules"]
@@ -172,7 +172,7 @@ def test_the_pod_runs_on_every_node() -> None:
     assert pod["priorityClassName"] == "system-node-critical"
 
 
-def test_the_serving_container_has_one_capability_and_mounts_only_the_iptables_lock_of_the_host() -> None:
+def test_the_serving_container_has_one_capability_and_can_write_only_the_iptables_lock_of_the_host() -> None:
     # tests/test_running.py shows on a real kernel that one capability is enough.
     container = _container(_base())
     assert container["securityContext"] == {
@@ -199,7 +199,7 @@ def test_the_init_container_runs_the_same_command_with_init_only() -> None:
     assert mounts == {"/var/lib/kube-proxy": True, "/run/xtables.lock": False, "/lib/modules": True}
 
 
-def test_the_cleanup_has_the_privileges_of_the_serving_container_and_its_command_accepts_options() -> None:
+def test_the_cleanup_job_has_the_privileges_of_the_serving_container_and_its_command_accepts_options() -> None:
     pod = _read("cleanup/job.yaml")[0]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     serving = _container(_base())
@@ -257,14 +257,14 @@ def _instructions() -> list[tuple[str, str]]:
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined]
 
 
-def test_the_image_is_built_only_from_existing_files() -> None:
+def test_the_containerfile_copies_only_existing_files() -> None:
     copied = [argument.split() for name, argument in _instructions() if name == "COPY" and "--from" not in argument]
     assert copied
     for *sources, _ in copied:
         assert all((ROOT / source).exists() for source in sources), sources
 
 
-def test_the_image_starts_the_installed_command_that_the_pods_start() -> None:
+def test_the_image_starts_the_same_installed_command_as_the_pods() -> None:
     (entry,) = (json.loads(argument) for name, argument in _instructions() if name == "ENTRYPOINT")
     scripts = importlib.metadata.entry_points(group="console_scripts", name=entry[0])
     assert [script.value for script in scripts] == ["ipvsproxy.cli:main"]

@@ -1,4 +1,4 @@
-"""Alerts, dashboard and PodMonitor: they load, promtool parses their PromQL, and every series in them exists.
+"""Alerts, dashboard and PodMonitor can be loaded, promtool can parse their PromQL, and every series in them exists.
 
 A Prometheus operator and Grafana are not tested.
 """
@@ -59,7 +59,7 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
 
 
 class OurNode:
-    """A node whose metrics page has every series of ipvsproxy. ``happen`` causes all kinds of events."""
+    """A node whose metrics page has every series of ipvsproxy. ``happen`` causes everything that a series counts."""
 
     def __init__(self) -> None:
         self._scene = Scene(WEB, of_endpoints=True)
@@ -84,7 +84,7 @@ class OurNode:
         self.happen()
 
     def happen(self) -> None:
-        """Make a change, a failure, requests of all kinds, and traffic."""
+        """Let a change, a failure, requests of all kinds, and traffic happen."""
         self._passed += 1
         self._scene.clock.now += 10
         self._scene.kernel.counters = {CLUSTER: Counters(*(self._passed * number for number in (1, 2, 3, 4, 5)))}
@@ -148,7 +148,7 @@ async def test_promtool_finds_no_fault_in_our_traffic_series(promtool: str) -> N
 
 
 def _used(expression: str) -> Iterator[tuple[str, set[str]]]:
-    """Each series of an expression, with the labels that select it; labels of ``by`` count for all series of the expression."""
+    """Each series of an expression, with the labels in its selector, and with the labels of every ``by`` of the expression."""
     grouped = {word for inside in re.findall(r"by \(([^)]*)\)", expression) for word in WORD.findall(inside)}
     for name, chosen in SERIES.findall(expression):
         yield name, set(re.findall(r"(\w+)=", chosen)) | grouped
@@ -177,7 +177,7 @@ def test_every_alert_has_a_severity_a_summary_a_test_and_a_runbook_section(rule:
     assert anchor in [heading.lower() for heading in headings]
 
 
-def test_every_alert_keeps_the_labels_cluster_and_node_and_its_text_names_the_node() -> None:
+def test_every_alert_keeps_the_labels_cluster_and_node_and_names_the_node_in_its_summary() -> None:
     for rule in RULES:
         for labels in re.findall(r"\bby \(([^)]*)\)", rule["expr"]):
             assert {"cluster", "node"} <= set(WORD.findall(labels)), rule["alert"]
@@ -186,17 +186,17 @@ def test_every_alert_keeps_the_labels_cluster_and_node_and_its_text_names_the_no
         assert "or $labels.node $labels.instance" in rule["annotations"]["summary"], rule["alert"]
 
 
-def test_every_query_of_the_dashboard_is_limited_by_the_dashboards_variables() -> None:
+def test_every_query_of_the_dashboard_selects_series_by_the_dashboards_variables() -> None:
     assert [variable["name"] for variable in VARIABLES] == ["cluster", "job", "node", "namespace", "service"]
     for panel in PANELS:
         for target in panel["targets"]:
             for name, chosen in SERIES.findall(target["expr"]):
                 used = {"cluster", "job", "node"} | ({"namespace", "service"} if "namespace" in target["expr"] else set())
-                if name != "ipvsproxy_build_info":  # only joined with series that the variables limit
+                if name != "ipvsproxy_build_info":  # this series is only joined with series that the variables limit
                     assert set(re.findall(r'(\w+)=~"\$\1"', chosen)) == used, panel["title"]
 
 
-def test_the_kubelet_restarts_a_late_process_only_after_its_alert_has_fired() -> None:
+def test_the_alert_about_a_late_process_fires_before_the_kubelet_restarts_the_process() -> None:
     (rule,) = (rule for rule in RULES if rule["alert"] == "IpvsproxyProgrammingLate")
     (age_s,), (wait_m,) = re.findall(r"> (\d+)$", rule["expr"]), re.findall(r"^(\d+)m$", rule["for"])
     (scrape_s,) = re.findall(r"^(\d+)s$", _read("podmonitor.yaml")["spec"]["podMetricsEndpoints"][0]["interval"])

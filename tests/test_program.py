@@ -1,6 +1,6 @@
 """The program as a separate process on a real kernel with an API server: it starts, stops, and starts again.
 
-If the program cannot start, it ends with status 2 and a sentence, and the kernel has none of our objects.
+If the program cannot start, it prints one sentence, ends with status 2, and programs no object.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 SYNCED_WITHIN_S = patience.seconds(60.0)
 ANSWERED_WITHIN_S = patience.seconds(5.0)
 LARGE = 20_000
-"""The external IPs of a very large Service."""
+"""The number of external IPs of a very large Service."""
 FLAGS = (
     "--hostname-override=node-a",
     "--cluster-cidr=10.244.0.0/16,fd00:244::/64",
@@ -64,7 +64,7 @@ class Running:
                 await asyncio.sleep(BETWEEN_LINES_S)
 
     async def read_until_changed(self) -> None:
-        """Wait for a sync with an operation. An API server's address that is found late causes a sync without an operation."""
+        """Wait for a sync that has operations. A sync without operations comes first if an API server's address is found late."""
         while " operations=0 " in await self.read_until("event=synced"):
             pass
 
@@ -119,12 +119,12 @@ OBJECTS = [
     *((SERVICES, service(f"web-{number}", number)) for number in (1, 2, 3)),
     *((ENDPOINT_SLICES, endpoint_slice(f"web-{number}", f"10.244.0.{number}", f"10.244.1.{number}")) for number in (1, 2, 3)),
 ]
-"""The Node and three Services."""
+"""The Node, and three Services with their EndpointSlices."""
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """An API server that has the objects."""
+    """An API server that has ``OBJECTS``."""
     async with ApiServer() as server:
         for one in OBJECTS:
             server.put(*one)
@@ -133,7 +133,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """The objects of the API server as manifest files, for tests that work with any source.
+    """A folder that has ``OBJECTS`` as manifest files, for tests that do not need an API server.
 
     With manifest files, the program starts faster than with an API server, because it loads no client library.
     """
@@ -151,16 +151,17 @@ def show(folder: pathlib.Path, *objects: tuple[Resource, Object]) -> None:
 
 
 def virtual_servers() -> State:
-    """Read only the virtual servers, because other sections need more external programs, which are slow on user-mode Linux."""
+    """Read only the virtual servers, because reading other objects starts more programs, which is slow on user-mode Linux."""
     rows: State = golden_state.read_state(("virtual_servers",))["virtual_servers"]
     return rows
 
 
 @pytest.mark.distribution
-async def test_the_program_applies_changes_of_the_api_server_and_a_restart_keeps_all_kernel_objects_without_an_operation(
+async def test_the_program_applies_changes_from_the_api_server_and_a_restart_changes_no_kernel_object(
     server: ApiServer, tmp_path: pathlib.Path
 ) -> None:
-    # Only the Service that is deleted has a UDP port, because each start reads the conntrack flows of UDP ports.
+    # Only the Service that the test deletes has a UDP port, so that the restarted program need not read conntrack flows of UDP
+    # ports.
     for number in (2, 3):
         server.put(SERVICES, without_udp(service(f"web-{number}", number)))
     kubeconfig = f"--kubeconfig={api_server.write_kubeconfig(tmp_path / 'kubeconfig', server.url)}"
@@ -212,7 +213,7 @@ async def elsewhere(server: ApiServer, address: str) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("binding", ["addresses", pytest.param("routes", marks=patience.THOROUGH)])
-async def test_a_start_removes_a_service_address_that_hides_the_api_server(
+async def test_a_starting_program_removes_a_service_address_that_hides_the_api_server(
     server: ApiServer, folder: pathlib.Path, tmp_path: pathlib.Path, binding: str
 ) -> None:
     address, flag = "192.0.2.99", f"--ipvs-vip-binding={binding}"
@@ -275,7 +276,7 @@ WRONG: Sequence[tuple[Sequence[str], str]] = (
 )
 
 
-def test_errors_at_the_start_are_reported_in_a_sentence_and_nothing_is_programmed(folder: pathlib.Path) -> None:
+def test_a_program_that_cannot_start_prints_one_sentence_and_programs_nothing(folder: pathlib.Path) -> None:
     before = golden_state.read_state()
     answers = run_in_turn(*(arguments for arguments, _ in WRONG), within_s=SYNCED_WITHIN_S)
     for answer, (_, sentence) in zip(answers, WRONG, strict=True):

@@ -1,8 +1,8 @@
-"""A real Prometheus scrapes our page over HTTP: each query of the dashboard returns series, each alert is evaluated.
+"""A real Prometheus scrapes our metrics page, returns series for each query of the dashboard, and evaluates each alert.
 
-The program's own server sends the page of a node on which every event happens (see tests/test_monitoring.py). The page is scraped
-as two jobs, with the labels of the Prometheus operator: as our own job, and as the job kube-proxy. The queries and alerts of
-kubernetes-mixin are evaluated for the job kube-proxy.
+The program's own HTTP server sends the metrics page of a node on which everything happens that a series counts (see
+tests/test_monitoring.py). Two jobs scrape the page, with labels as the Prometheus operator sets them: our own job, and the job
+kube-proxy. The queries and alerts of kubernetes-mixin are evaluated for the job kube-proxy.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ SCRAPES = 4
 WITHIN_S = 300
 QUERIES = [(panel["title"], target["refId"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 QUIET = {"Entries of sets", "Which nodes, and why"}
-"""Panels that are intentionally empty in a quiet cluster."""
+"""Panels that show nothing while a cluster has no problem."""
 COMPARED = re.compile(r" (?:>|==) [^>=]+$")
 JOBS = ("kube-system/ipvsproxy", "kube-proxy")
 LABELS = {
@@ -40,8 +40,8 @@ LABELS = {
     "container": "ipvsproxy",
     "endpoint": "metrics",
 }
-"""The labels of a target of a PodMonitor, with the node by relabelling, and the cluster as in a Prometheus of several
-clusters."""
+"""The labels that a PodMonitor gives to a target, the label ``node``, which relabelling adds, and the label ``cluster``, which a
+Prometheus of several clusters needs."""
 OF_KUBE_PROXY = 'cluster="one", job="kube-proxy"'
 MIXIN = {
     "Up": "sum(up{S})",
@@ -69,8 +69,8 @@ MIXIN = {
     "Memory": 'process_resident_memory_bytes{S,instance=~".*"}',
     "CPU usage": 'rate(process_cpu_seconds_total{S,instance=~".*"}[W])',
 }
-"""The queries of the dashboard "Kubernetes / Proxy" of kubernetes-mixin (dashboards/proxy.libsonnet), S for its selectors and
-W for 5m. Its panel "Goroutines" is left out: a program in Python has none."""
+"""The queries of the dashboard "Kubernetes / Proxy" of kubernetes-mixin (dashboards/proxy.libsonnet). S stands for the selectors
+of a query, and W for the range 5m. The panel "Goroutines" is left out, because a program in Python has no goroutines."""
 
 Object = dict[str, Any]
 
@@ -148,11 +148,11 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
 
 
 CHOSEN = {"cluster": "one", "job": "|".join(sorted(JOBS)), "node": "worker-1", "namespace": "default", "service": "web"}
-"""A choice for each variable of the dashboard: all values that there are."""
+"""For each variable of the dashboard, the choice of all values that exist here."""
 
 
 def filled(expression: str, chosen: str | None) -> str:
-    """An expression in which all variables have one value, or the values of ``CHOSEN``."""
+    """An expression in which ``chosen`` replaces every variable; if ``chosen`` is None, the values of ``CHOSEN`` replace them."""
     return re.sub(r"\$(\w+)", lambda name: chosen or CHOSEN[name[1]], expression.replace("$__rate_interval", "30s"))
 
 

@@ -1,7 +1,7 @@
-"""After any history of writes, removals by other programs, audits and polls, the next audit reports the kernel's table.
+"""After any sequence of writes, removals by other programs, audits and polls, the next audit reports exactly the kernel's table.
 
-The IPVS driver reads a table in memory, IPv4 by ``getsockopt``, and IPv6 by netlink. Other kinds of kernel objects are not tested
-here, because they are always read completely in one part.
+The IPVS driver reads an in-memory table: IPv4 through ``getsockopt``, and IPv6 through netlink. Other kinds of kernel objects are
+not tested here, because they are always read completely in one part.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def nested(kind: int, *fields: tuple[int, bytes]) -> bytes:
 
 
 class Kernel:
-    """One table that both interfaces show. The table of a family in ``failing`` cannot be read."""
+    """An IPVS table that both interfaces of the kernel show. The part of a family in ``failing`` cannot be read."""
 
     def __init__(self) -> None:
         self.older = Table()
@@ -113,7 +113,7 @@ class Kernel:
 
 
 class AnyHistory(stateful.RuleBasedStateMachine):
-    """Each reading may be disturbed between its parts, because other programs and the program itself write in the meantime."""
+    """Other programs, and the program itself, may write between two parts of a reading."""
 
     @stateful.initialize()
     def start(self) -> None:

@@ -38,12 +38,12 @@ def test_the_compatibility_page_has_every_flag_and_every_endpoint_and_explains_e
     assert [status for status in Likeness if f"\n- **{status}**: " not in text] == []
 
 
-def test_each_change_of_kubernetes_names_a_test_that_exists() -> None:
+def test_each_change_of_kubernetes_on_the_compatibility_page_names_an_existing_test() -> None:
     section = COMPATIBILITY.partition("\n## Kubernetes ")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
     names = [re.findall(r"`(tests/[^`]+)`", row[3]) for row in rows]
     untested = [row[1] for row, found in zip(rows, names, strict=True) if not found]
-    # The deprecation needs no test, because ipvsproxy does nothing about it.
+    # The deprecation of the IPVS mode needs no test, because ipvsproxy does not react to the deprecation.
     assert [one.partition(",")[0] for one in untested] == ["the IPVS mode is deprecated"]
     for name in itertools.chain(*names):
         path, _, test = name.partition("::")
@@ -67,25 +67,26 @@ async def test_metrics_are_served_with_the_declared_names_types_and_labels() -> 
         assert one.meaning
 
 
-# The section "Kernels" of docs/compatibility.md names every kernel feature that the drivers use, and its two tables agree.
+# The section "Kernels" of docs/compatibility.md names every kernel feature that the drivers use, and the tables of the section
+# agree.
 
 KERNELS, YOUNG, BASIC = (
     [line.strip("| ").split(" | ") for line in lines.splitlines()[2:]]
     for lines in re.findall(r"((?:^\|.*\n)+)", COMPATIBILITY.partition("\n## Kernels\n")[2], re.MULTILINE)
 )
-"""The rows of the tables: kernels, and features with eight cells each."""
+"""The rows of three tables: the kernels, the features that younger kernels have, and the features that every kernel has."""
 ATTRIBUTE = re.compile(r'"((?:IPVS_(?:SVC|DEST)|IPSET|CTA|RTA|IFLA|IFA|CTRL)_[A-Z0-9_]+)"')
-"""The names of attributes by which pyroute2 encodes them. ``CTRL_ATTR`` is generic netlink's own."""
+"""The names that pyroute2 has for netlink attributes. Names with ``CTRL_ATTR`` are attributes of generic netlink itself."""
 UNUSED = {"IPVS_CMD_ATTR_UNSPEC", "IPVS_CMD_ATTR_DAEMON"}
-"""Unused attributes that only keep the numbers of other attributes in place."""
+"""Attributes that no driver uses; their names only keep the numbers of the other attributes right."""
 NUMBER = re.compile(r"\b((?:IPVS_CMD|NFTA|NFT_MSG|NFNLGRP)_[A-Z0-9_]*[A-Z0-9])\b")
-"""The names of numbers: commands of IPVS, and what is encoded here for nf_tables."""
+"""The names of numbers that the drivers encode: commands of IPVS, and attributes, messages and groups of nf_tables."""
 
 
 def parts(row: Sequence[str]) -> Iterator[str]:
     """The names in the third cell of a row of the table of kernel features.
 
-    ``_NAME`` abbreviates a name with the same beginning as the name before it.
+    A name such as ``_NAME`` is abbreviated: its beginning is that of the name before it.
     """
     beginning = ""
     for name in re.findall(r"`([^`]+)`", row[2]):
@@ -102,7 +103,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.match(r"[\d.]+", text)[0].split(".")))  # type: ignore[index]
 
 
-def test_each_row_names_its_source_and_the_consequence_if_the_feature_is_missing() -> None:
+def test_each_kernel_feature_in_the_table_has_a_source_and_the_consequence_of_its_absence() -> None:
     assert len(YOUNG) == 10
     for row in (*YOUNG, *BASIC):
         assert len([cell for cell in row if cell.strip()]) == 8, row[0]
@@ -119,7 +120,7 @@ def test_the_table_of_kernels_agrees_with_the_kernel_version_of_each_feature() -
     assert all(version(row[4]) <= OLDEST for row in BASIC)
 
 
-def test_every_netlink_attribute_that_a_driver_uses_is_in_the_table() -> None:
+def test_every_netlink_attribute_that_a_driver_uses_is_in_the_table_of_kernel_features() -> None:
     (folder,) = ipvsproxy.kernel.__path__
     named = {
         name
@@ -132,7 +133,7 @@ def test_every_netlink_attribute_that_a_driver_uses_is_in_the_table() -> None:
     assert sorted(named - PARTS - UNUSED) == []
 
 
-def test_every_kernel_setting_that_is_written_is_in_the_table() -> None:
+def test_every_kernel_setting_that_ipvsproxy_writes_is_in_the_table_of_kernel_features() -> None:
     choices = ConntrackChoices(
         max_per_core=1,
         tcp_established_timeout_s=1,

@@ -1,11 +1,11 @@
 """The commands of docs/runbook.md, migration.md and running.md run as printed, and none of them fails.
 
-The commands of the runbook run on a real kernel. The commands of the other pages change a cluster, whose kubectl is a stand-in;
-``tests/packets/test_over_and_back.py`` runs the commands of the migration on a node.
+The commands of the runbook run on a real kernel. The commands of the other pages change a cluster, so they run with a stand-in
+for kubectl; ``tests/packets/test_over_and_back.py`` runs the commands of the migration on a node.
 
 Lines that inspect iptables and ipset run with the iptables backend, and lines that inspect nftables with the nftables backend.
-The program kubectl is a stand-in: "exec" runs the command on this machine, applied files must exist, and a folder for -k must
-have a kustomization.yaml. The answers of a cluster are not tested.
+The stand-in for kubectl runs the command of "exec" on this machine. It fails if a file to apply is missing, or if the folder
+after -k has no kustomization.yaml. The tests do not cover what a real cluster would answer.
 """
 
 import contextlib
@@ -75,9 +75,9 @@ ipvs: {scheduler: rr}
 """
 CONFIG = "--config=/var/lib/kube-proxy/config.conf"
 ELSEWHERE = ("podman ", "(cd manifests/", "ipvsproxy() { podman ", "kubectl debug ")
-"""Commands that need a registry, or change the repository."""
+"""The beginnings of commands that need a registry or change the repository; the tests leave out these commands."""
 OF_OTHER_BACKEND = {Backend.IPTABLES: ("nft ",), Backend.NFTABLES: ("ipset ", "iptables-save ")}
-"""Commands that find nothing while rules and sets are in this backend."""
+"""For each backend, the beginnings of commands that find nothing, because they inspect the other backend."""
 NEEDS_KUBECTL = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which brings kustomize, is not installed")
 BACKENDS = [Backend.IPTABLES, pytest.param(Backend.NFTABLES, marks=NEEDS_NF_TABLES)]
 IN_THE_REPORT = {
@@ -94,7 +94,7 @@ def blocks(document: str, backend: Backend = Backend.IPTABLES) -> list[str]:
 
 
 def blocks_of(document: str, heading: str) -> list[str]:
-    """The blocks of shell commands below the heading with this beginning."""
+    """The blocks of shell commands below the heading that begins with the text ``heading``."""
     (found,) = (commands for title, commands in _sections(document) if title.startswith(heading))
     return [re.sub(rf"^({'|'.join(map(re.escape, ELSEWHERE))}).*\n", "", block, flags=re.MULTILINE) for block in found]
 
@@ -113,7 +113,7 @@ def backend() -> Backend:
 
 @pytest.fixture
 def tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, backend: Backend) -> pathlib.Path:
-    """A folder in PATH with the stand-ins, and with the configuration of ipvsproxy with the demo's Services."""
+    """A folder in PATH that has the stand-ins, and a configuration file for an ipvsproxy that serves the demo's Services."""
     tools = tmp_path / "tools"
     tools.mkdir()
     kubectl = KUBECTL.replace("@KUBECTL@", shutil.which("kubectl") or "false")
@@ -126,7 +126,7 @@ def tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, backend: Back
 
 @pytest.fixture
 def running(tools: pathlib.Path, tmp_path: pathlib.Path, network_namespace: None) -> Iterator[None]:
-    """A node that runs ipvsproxy, and answers its commands."""
+    """A node that runs ipvsproxy, and on which the stand-in for ipvsproxy runs commands."""
     for command in ("link add eth0 type dummy", "address add 172.18.0.2/16 dev eth0", "link set eth0 up"):
         subprocess.run(("ip", *command.split()), check=True)
     pathlib.Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1")
@@ -141,7 +141,7 @@ def running(tools: pathlib.Path, tmp_path: pathlib.Path, network_namespace: None
 
 @contextlib.contextmanager
 def answering(tools: pathlib.Path) -> Iterator[None]:
-    """Run the command lines of the stand-in for ipvsproxy as forks, which start faster than a program."""
+    """Run each command line of the stand-in for ipvsproxy in a forked process, which starts faster than a new program."""
     asked, answered = tools / "asked", tools / "answered"
     os.mkfifo(asked)
     os.mkfifo(answered)
@@ -167,7 +167,7 @@ def answering(tools: pathlib.Path) -> Iterator[None]:
 
 
 def type_in(commands: str, folder: pathlib.Path) -> str:
-    """Run lines in one shell, in a folder that has the files that the lines name; returns the output, or fails with the error."""
+    """Run command lines in one shell, in a folder that has the files that the lines name; returns the output."""
     (folder / "manifests").symlink_to(ROOT / "manifests")
     done = subprocess.run(
         ("bash", "-eEu", "-o", "pipefail", "-c", f"trap 'echo failed: $BASH_COMMAND' ERR\n{commands}"),
@@ -218,7 +218,7 @@ def test_every_command_of_the_pages_about_migration_and_updates_works_as_printed
             assert calls.count(one_node) >= times, "each node is waited for before the next one is touched"
 
 
-def test_the_printed_wait_for_a_pod_fails_after_sixty_attempts(tmp_path: pathlib.Path) -> None:
+def test_the_printed_shell_function_that_waits_for_a_pod_fails_after_sixty_attempts(tmp_path: pathlib.Path) -> None:
     (ready,) = (part for part in blocks("migration.md") if "ready() {" in part)
     stands_in = 'kubectl() { [[ $* != *" wait "* ]]; }; sleep() { echo slept; }\n'
     script = f"{stands_in}{ready.partition('NODE=')[0]}ready worker-1 k8s-app=kube-proxy || echo gave up\n"

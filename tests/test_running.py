@@ -1,4 +1,4 @@
-"""The program as an operator runs it, on a real kernel: prepared and unprivileged, a single instance, signals and files.
+"""Runs the program on a real kernel as an operator does: preparation, few privileges, one instance, signals, changed files.
 
 ``tests/test_program.py`` checks the programmed objects.
 """
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 STOPPED_WITHIN_S = patience.seconds(60.0)
 # The limit of tracked connections is writable only in the host's own network namespace.
 FLAGS = ("--hostname-override=node-a", "--conntrack-max-per-core=0")
-# After an installation without a compiler, ipvsproxy also needs net_raw.
+# If ipvsproxy was installed without a compiler, it also needs net_raw.
 CAPABILITIES = "+net_admin" if iptables_process.LIBRARY.exists() else "+net_admin,+net_raw"
 UNPRIVILEGED = (
     "unshare",
@@ -41,7 +41,7 @@ UNPRIVILEGED = (
     f'{mains.READ_ONLY_SETTINGS}; exec setpriv --no-new-privs --bounding-set=-all,{CAPABILITIES} --inh-caps=-all "$@"',
     "sh",
 )
-"""The restrictions of the second container of manifests/base: one capability, no way to gain more privileges, and read-only
+"""The restrictions of the serving container in manifests/base: one capability, no way to gain more privileges, and read-only
 kernel settings."""
 CLEANUP_JOB = pathlib.Path(__file__).parents[1] / "manifests/cleanup/job.yaml"
 MANIFESTS = """
@@ -72,7 +72,7 @@ conntrack: {maxPerCore: 0}
 
 
 class Started(Program):
-    """A program that was started, possibly by another command or with another main function, and that a signal stops."""
+    """A program that a signal can stop. Another command may start it, and another function may replace its main function."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ def warnings(folder: pathlib.Path) -> list[str]:
     return [line for line in (folder / "log").read_text().splitlines() if "level=info" not in line]
 
 
-def test_after_init_only_one_capability_is_enough_and_kernel_settings_are_not_written(folder: pathlib.Path) -> None:
+def test_after_a_run_with_init_only_the_program_needs_one_capability_and_writes_no_kernel_setting(folder: pathlib.Path) -> None:
     prepared = ipvsproxy(folder, "--init-only", *FLAGS)
     assert "path=net/ipv4/vs/conntrack value=1 before=0" in prepared
     assert "event=node_prepared" in prepared
@@ -223,7 +223,7 @@ def test_the_cleanup_job_succeeds_only_after_a_start_without_direct_return_has_r
     run(*clean)
 
 
-def test_init_only_reports_the_settings_that_it_cannot_write_and_fails(folder: pathlib.Path) -> None:
+def test_with_init_only_the_program_reports_the_settings_that_it_cannot_write_and_fails(folder: pathlib.Path) -> None:
     # A new network namespace inherits the value of the first namespace, which may be 1.
     pathlib.Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
     output = ipvsproxy(folder, "--init-only", *FLAGS, status=1, main=mains.with_read_only_settings)
@@ -265,16 +265,14 @@ def test_the_program_stops_on_a_signal_without_waiting_for_a_hanging_modprobe(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_log_that_nobody_reads_does_not_end_the_program_but_each_stop_signal_ends_it(
-    folder: pathlib.Path, number: signal.Signals
-) -> None:
+def test_a_program_whose_log_nobody_reads_runs_until_a_stop_signal(folder: pathlib.Path, number: signal.Signals) -> None:
     by, output = ("bash", "-c", 'exec "$@" >&- 2>&-', "bash"), None
     if number is signal.SIGINT:
         reader, output = os.pipe()
         os.close(reader)
     with Started(folder, *FLAGS, by=() if output else by, output=output) as program:
-        # The test waits for health, because the log with event=synced is unreadable and virtual servers are programmed before
-        # rules.
+        # The test waits until the program is healthy: it cannot read event=synced in the log, and virtual servers exist before
+        # the rules do.
         program.wait_until(lambda: health_status() == 200, "healthy", SYNCED_WITHIN_S)
         assert program.stop(number) == 0
     assert virtual_servers() != []
@@ -291,7 +289,7 @@ STRICT_ARP = pathlib.Path("/proc/sys/net/ipv4/conf/all/arp_ignore")
 
 
 def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
-    """Write a file to a volume in the way in which the kubelet writes a ConfigMap, and return the path of the file."""
+    """Write a file to a volume as the kubelet writes a ConfigMap, and return the path of the file."""
     (folder / name).mkdir(parents=True)
     (folder / name / "config.conf").write_text(text)
     (folder / "..data_tmp").symlink_to(name)
@@ -302,7 +300,7 @@ def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
     return path
 
 
-def test_a_swapped_config_map_changes_the_scheduler_and_open_connections_continue(folder: pathlib.Path) -> None:
+def test_if_the_config_map_is_replaced_the_scheduler_changes_and_open_connections_continue(folder: pathlib.Path) -> None:
     volume = folder / "volume"
     path = swap(volume, "..1", CONFIGURATION)
     with Started(folder, f"--config={path}") as program, socket.create_server(("10.1.1.1", 8080)) as server:

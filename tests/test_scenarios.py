@@ -1,7 +1,7 @@
-"""Scenarios in ``tests/scenarios``: the API's state, phase by phase; each scenario is delivered in several ways.
+"""Delivers each scenario of ``tests/scenarios`` in several ways; a scenario has phases, and each phase is a state of the API.
 
-After each phase, whatever the way of delivery, no operation is pending, and the kernel has the same objects as if only the state
-of this phase had been programmed on an empty kernel. The method comes from ``testExpanders`` in projectcalico/calico.
+With every way of delivery, no operation is pending after a phase, and the kernel has the same objects as an empty kernel on which
+only the state of this phase is programmed. The method comes from ``testExpanders`` in projectcalico/calico.
 """
 
 import itertools
@@ -34,7 +34,7 @@ State = Mapping[tuple[ObjectKind, ObjectKey], Put]
 """All objects of the API at one moment, in the order of delivery."""
 
 Story = tuple[Sequence[State], bool]
-"""States in their order, and whether the process restarts with each."""
+"""A sequence of states, and whether the process is restarted before each state."""
 
 
 def read_states(path: pathlib.Path) -> list[State]:

@@ -1,4 +1,4 @@
-"""The track record names tests and commits that exist, and detects a former fault that today's tests no longer find."""
+"""The track record names only existing tests and commits, and reports a former fault that today's tests do not find."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from tests.track_record import ROOT, Row
 ROWS = track_record.rows(track_record.PAGE.read_text())
 
 
-def test_the_code_cells_of_a_row_of_the_track_record_are_read() -> None:
+def test_the_command_commit_and_symptom_of_a_row_of_the_track_record_are_read() -> None:
     page = "| fault | found by |\n| --- | --- |\n| one | chaos | `scripts/x --y` | `abc1234` | `a\\|b` |\n"
     page += "| two | review | `t.py::a` | `abc` |\n"
     assert track_record.rows(page) == [
@@ -47,7 +47,7 @@ def test_each_commit_in_the_track_record_is_an_ancestor_of_the_current_commit(co
         ("echo lost", "the fault is no longer found"),
     ],
 )
-def test_a_command_counts_only_if_it_fails_with_the_symptom(
+def test_a_command_finds_a_fault_only_if_it_fails_with_the_symptom(
     command: str, trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(track_record, "PROGRAMS", tmp_path)

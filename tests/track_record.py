@@ -1,4 +1,4 @@
-"""The faults of docs/track-record.md: for each fault, today's tests must fail on the last version of ipvsproxy that had it.
+"""The faults of docs/track-record.md: for each fault, today's tests must fail on the last version of ipvsproxy with the fault.
 
 ``scripts/track-record`` unpacks the package of the row's commit into build/track-record, and then runs the command of the row.
 The old package is the program under test if the command is one of ``scripts/``; otherwise pytest imports the old package. The
@@ -24,7 +24,7 @@ _CODE = re.compile(r"`([^`]+)`")
 class Row(NamedTuple):
     """One fault.
 
-    A fault without a ``symptom`` is visible in no old program; its ``command`` is the test that would find the fault today.
+    If ``symptom`` is empty, no old program shows the fault, and ``command`` is the test that would find the fault today.
     """
 
     fault: str
@@ -55,7 +55,7 @@ def unpack(commit: str) -> pathlib.Path:
 
 
 def run(row: Row, *, mended: bool) -> str:
-    """Run the command of a row; returns a description of the problem, or an empty text."""
+    """Run the command of a row; returns a description of the problem, or an empty text if there is no problem."""
     environment = os.environ | {"IPVSPROXY_TEST_THOROUGH": "1"}  # a test that is skipped finds no fault
     if not mended:
         folder = str(unpack(row.commit))

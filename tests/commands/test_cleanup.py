@@ -138,7 +138,7 @@ def test_virtual_servers_in_excluded_ranges_are_kept_and_reported(kernel: FakeKe
     assert result.notes == ["virtual servers in excluded ranges: 1 stay"]
 
 
-def test_sets_and_addresses_stay_while_one_of_our_virtual_servers_cannot_be_removed(kernel: FakeKernel) -> None:
+def test_cleanup_keeps_sets_and_addresses_while_one_of_our_virtual_servers_cannot_be_removed(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: isinstance(operation.item, VirtualServer))
     result = clean(kernel)
     assert [one.operation.item for one in result.outcomes.values() if one.error] == [
@@ -214,7 +214,7 @@ def test_a_table_that_iptables_cannot_print_is_reported_as_a_problem(kernel: Fak
     assert "table nat holds rules of nft" in problem
 
 
-def test_if_removed_objects_come_back_the_cleanup_reports_the_program_that_still_runs(kernel: FakeKernel) -> None:
+def test_if_removed_objects_come_back_cleanup_asks_whether_another_proxy_still_runs(kernel: FakeKernel) -> None:
     class Restless(FakeKernel):
         def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
             outcomes = super().apply(operations)
@@ -258,7 +258,7 @@ def test_cleanup_removes_sets_with_our_names_even_if_another_program_has_defined
     observe = kernel.observe
 
     def without(names: Sequence[str], *others: Any) -> Observation:
-        """The sets that a node observes, except the set that another program has defined differently."""
+        """The observation, without the set that another program has defined differently."""
         return observe([name for name in names if name != there.name], *others)
 
     monkeypatch.setattr(kernel, "observe", without)
@@ -357,7 +357,7 @@ def test_ipvsproxy_can_start_during_a_dry_run_of_the_cleanup(monkeypatch: pytest
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("variant", Variant)
-def test_rules_of_kube_proxys_iptables_mode_are_listed_and_removed_and_rules_of_other_programs_stay(variant: Variant) -> None:
+def test_cleanup_lists_and_removes_rules_of_kube_proxys_iptables_mode_and_keeps_rules_of_other_programs(variant: Variant) -> None:
     families = commands(variant)
     for family, program in families.items():
         run(f"{program}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
@@ -436,7 +436,7 @@ def test_cleanup_restores_the_settings_of_direct_return_before_it_removes_the_ru
     assert (kernel.sysctls["net/ipv4/vs/sloppy_tcp"], kernel.sysctls[TUNNEL_RECORD]) == ("1", ""), "no record, no change"
 
 
-def test_rules_and_sets_stay_until_the_tunnel_device_that_they_guard_is_down() -> None:
+def test_cleanup_keeps_rules_and_sets_until_the_tunnel_device_that_the_rules_guard_is_down() -> None:
     kernel, path = memory_node.new_kernel(), device_flags(Family.IPV4)
     guard = {skeleton.SCOPE_CHAINS[0]: (Rule(tunnel=True, target=Verdict.DROP),)}
     other = "net/ipv4/vs/sloppy_tcp"

@@ -38,7 +38,7 @@ API_SERVERS: State = (
         external=[builders.NODE_ADDRESS, "192.0.2.7"],
     ),
 )
-"""API servers, one of which runs on this node, and Services that must not use the addresses or ports of API servers."""
+"""API servers, one of which runs on this node, and Services with external IPs that are addresses of these API servers."""
 
 
 def desired(tables: NodeTables) -> Mapping[str, Mapping[Any, Any]]:
@@ -66,7 +66,7 @@ async def tell(node: MemoryNode, before: State, after: State) -> None:
 async def assert_all_agree(node: MemoryNode, objects: State) -> None:
     seen = inspected(node.kernel, *objects, translation=node.settings)
     comparison = Comparison(seen)
-    for _ in range(2):  # a command that reads the objects twice must get the same objects both times
+    for _ in range(2):  # if a command reads the objects twice, the second result must equal the first one
         await comparison.read()
         assert list(map(str, comparison.differences())) == []
         found, wanted = desired(comparison._reconciler._tables), desired(node.engine._reconciler._tables)
@@ -113,7 +113,7 @@ async def test_commands_and_run_agree_when_addresses_of_api_servers_are_refused(
 
 
 @in_virtual_time
-async def test_inspecting_commands_desire_no_rule_for_a_set_entry_that_is_about_to_be_removed() -> None:
+async def test_after_two_reads_inspecting_commands_report_the_same_differences_for_a_deleted_service() -> None:
     restricted = builders.service("web", load_balancer=["192.0.2.1"], source_ranges=["198.51.100.0/24"])
     node = MemoryNode()
     node.begin_with(builders.node(), restricted)

@@ -80,12 +80,12 @@ NAMESAKE = dataclasses.replace(left_tables.LEFT, maps=frozenset())
 
 
 def _all(*flags: str, **facts: Any) -> list[Finding]:
-    """All findings on a node that differs by these facts from a node without faults."""
+    """All findings on a node that has these facts, and is otherwise a node without faults."""
     return list(doctor.judge(dataclasses.replace(FINE, **facts), WANTED, loading.from_flags(*flags)))
 
 
 def _judge(*flags: str, sysctls: Mapping[str, str] | None = None, **facts: Any) -> list[Finding]:
-    """The findings whose level is not ``ok``, except the reminder that applies to every node."""
+    """The findings whose level is not ``ok``, except the note about the MTU, which every node gets."""
     found = _all(*flags, **facts, sysctls={**SYSCTLS, **(sysctls or {})})
     return [one for one in found if one.level is not Level.OK and not _reminds(one)]
 
@@ -155,7 +155,7 @@ TABLE, IPSET = "nftables still holds the table inet ipvsproxy", "iptables still 
         (["--rules-backend=auto"], Backend.NFTABLES, "no PATH", IPSET, f"{IPSET}|nftables (--rules-backend=auto: no PATH)"),
     ],
 )
-def test_doctor_reports_objects_of_the_other_backend_with_the_flag_that_chose_the_backend(
+def test_doctor_reports_objects_of_the_other_backend_and_names_the_flag_that_chose_this_backend(
     flags: list[str], used: Backend, why: str, left: str, expected: str
 ) -> None:
     (found,) = _judge(*flags, backend=BackendChoice(used, why), other_backend=left)
@@ -178,7 +178,7 @@ LEGACY = {"iptables_choice": VariantChoice({}, Variant.LEGACY, "it is the varian
         (NFTABLES | {"iptables_choice": None}, "ip", True),
     ],
 )
-def test_doctor_reports_a_dropping_forward_policy_unless_our_own_iptables_rules_accept_the_packets_first(
+def test_doctor_reports_a_chain_that_drops_forwarded_packets_unless_our_own_iptables_rules_accept_the_packets_first(
     facts: dict[str, Any], family: str, *, is_told: bool
 ) -> None:
     found = _judge(**facts, tables=(dataclasses.replace(DOCKER, family=family),))
@@ -208,7 +208,7 @@ def test_chains_of_kube_proxys_nftables_mode_do_not_count_as_a_firewall() -> Non
     assert [one.topic for one in _judge(tables=(table,))] == ["kube-proxy"]
 
 
-def test_the_choice_of_nftables_does_not_require_iptables() -> None:
+def test_doctor_does_not_require_iptables_if_nftables_is_the_backend_of_rules() -> None:
     found = _all("--rules-backend=nftables", iptables_choice=None, **NFTABLES)
     assert [one for one in found if one.topic in ("rules", "iptables")] == [
         ok("rules", "the configuration of this command chooses nftables (--rules-backend=nftables)")
@@ -237,7 +237,7 @@ def test_doctor_finds_no_fault_on_a_fresh_node_whose_modules_can_be_loaded() -> 
         ({"sysctls": {"net/ipv6/conf/lo/disable_ipv6": "1"}}, Level.WARN, "net/ipv6/conf/lo/disable_ipv6 is not 0"),
     ],
 )
-def test_doctor_reports_what_prevents_local_routes_if_they_are_configured(facts: dict[str, Any], level: Level, said: str) -> None:
+def test_doctor_reports_what_prevents_configured_local_routes(facts: dict[str, Any], level: Level, said: str) -> None:
     (finding,) = _judge("--ipvs-vip-binding=routes", **facts)
     assert (finding.level, finding.topic) == (level, "binding")
     assert said in finding.text
@@ -245,7 +245,7 @@ def test_doctor_reports_what_prevents_local_routes_if_they_are_configured(facts:
     assert _judge(**facts) == []
 
 
-def test_doctor_accepts_configured_local_routes_that_nothing_removes_and_reports_leftover_local_routes() -> None:
+def test_doctor_accepts_local_routes_that_are_configured_and_reports_local_routes_that_are_not_configured() -> None:
     left = dataclasses.replace(SEEN, routes=frozenset(builders.addresses("10.96.0.1")))
     for loopback in (Loopback(), Loopback(networkd="unmanaged")):
         assert _judge("--ipvs-vip-binding=routes", observation=left, loopback=loopback) == []
@@ -254,7 +254,7 @@ def test_doctor_accepts_configured_local_routes_that_nothing_removes_and_reports
     assert "kube-proxy would leave them" in finding.remedy
 
 
-def test_doctor_reports_a_configuration_field_that_has_no_address_for_a_served_family() -> None:
+def test_doctor_reports_a_configuration_field_without_an_address_of_a_served_family() -> None:
     assert _judge("--nodeport-addresses=primary,localhost") == []
     (finding,) = _judge("--nodeport-addresses=localhost,10.0.0.0/8", unserved={})
     assert finding.text == "nodePortAddresses has only loopback addresses of IPv6, where IPVS serves no node ports"
@@ -311,7 +311,7 @@ def test_doctor_treats_a_scheduler_in_use_as_available_and_ports_of_our_own_proc
     assert _judge(observation=seen, modules={"ip_vs_rr": ModuleState.UNKNOWN}, listeners=ours) == []
 
 
-def test_doctor_prints_faults_with_remedies_then_notes_and_then_one_line_of_topics_that_are_ok() -> None:
+def test_doctor_prints_first_faults_with_remedies_then_notes_and_then_one_line_of_topics_that_are_ok() -> None:
     findings = [
         ok("kernel", "Linux 6.1"),
         note("sysctl", "net/ipv4/ip_forward is 0, desired 1", "run sets it"),
@@ -371,12 +371,14 @@ SAME_BITS = MarkRule("-t mangle -A PREROUTING -j CONNMARK --restore-mark --nfmas
         ((OTHER_BITS,) * 9, Level.WARN, f"{OTHER_BITS.text}; 6 more"),
     ],
 )
-def test_doctor_reports_rules_that_set_packet_marks_before_ipvs(rules: tuple[MarkRule, ...], level: Level, text: str) -> None:
+def test_doctor_reports_rules_that_set_the_mark_of_a_packet_before_the_packet_reaches_ipvs(
+    rules: tuple[MarkRule, ...], level: Level, text: str
+) -> None:
     (found,) = (one for one in _all("--ipvs-traffic-scopes=api", mark_rules=rules) if one.topic == "marks")
     assert (found.level, text in found.text) == (level, True)
 
 
-def test_doctor_ignores_rules_that_set_packet_marks_if_no_virtual_server_uses_a_firewall_mark() -> None:
+def test_doctor_ignores_rules_that_set_marks_of_packets_if_no_virtual_server_uses_a_firewall_mark() -> None:
     assert _judge("--ipvs-traffic-scopes=kube-proxy", mark_rules=(SAME_BITS,)) == []
 
 

@@ -35,7 +35,7 @@ PODS: Targets = {
     (WEB_NAME, builders.backend("10.244.0.2")): Target("default/web-b", "node-a"),
     (ServiceName("default", "hidden"), builders.backend("10.244.0.2")): Target("default/web-b", "node-a"),
 }
-"""The pods that the EndpointSlices name; the Service ``hidden`` is headless."""
+"""The pods behind the endpoints of two Services; the Service ``hidden`` is headless."""
 
 
 async def _explain(kernel: FakeKernel, subject: str, *objects: ApiObject) -> Document:
@@ -56,7 +56,7 @@ async def _text(
 async def _synced_text(
     subject: str, *objects: ApiObject, targets: Targets = NO_TARGETS, translation: Settings | None = None
 ) -> list[str]:
-    """The text about a kernel in which these objects have been programmed."""
+    """The text that ``explain`` prints about a subject after these objects have been programmed."""
     kernel = await synced_kernel(*objects, translation=translation)
     return await _text(kernel, subject, *objects, targets=targets, translation=translation)
 
@@ -106,7 +106,7 @@ async def test_explaining_an_address_shows_only_the_virtual_servers_of_that_addr
     assert [one["virtualServer"] for port in service["ports"] for one in port["virtualServers"]] == ["TCP 192.168.0.10:30080"]
 
 
-async def test_explain_reports_external_addresses_that_the_feature_gate_disables_with_their_field() -> None:
+async def test_explain_names_the_field_whose_external_addresses_the_feature_gate_disables() -> None:
     objects = (WEB[0], builders.service("web", external=["203.0.113.9"]))
     gate = Settings(external_addresses=False)
     why = "  not used: Service default/web spec.externalIPs: the feature gate AllowServiceExternalIPs of this node is off"
@@ -116,7 +116,7 @@ async def test_explain_reports_external_addresses_that_the_feature_gate_disables
         assert await _synced_text(subject, *objects, translation=gate) == nothing
 
 
-async def test_explain_shows_collisions_with_a_service() -> None:
+async def test_explain_shows_a_program_that_listens_at_an_address_and_port_of_the_service() -> None:
     listening = BoundSocket(Protocol.TCP, parse_address("0.0.0.0"), 30080, "nginx (process 7)")
     asked: list[object] = []
 
@@ -164,7 +164,7 @@ async def test_explain_shows_an_endpoint_as_unused_if_the_service_has_no_cluster
     assert f"  not used: EndpointSlice default/web-v6: {why}" in await _synced_text("default/web", *WEB, stray)
 
 
-async def test_explain_reports_a_service_without_a_cluster_ip_with_its_field() -> None:
+async def test_explain_names_the_field_because_of_which_a_service_without_a_cluster_ip_is_not_used() -> None:
     headless = builders.with_options(
         builders.service("web", cluster=[]), not_served=Skipped("spec.clusterIP", "headless", invalid=False)
     )
@@ -230,7 +230,9 @@ async def test_explain_shows_the_cluster_ip_and_the_other_addresses_separately_i
     ],
     ids=["the older Service", "a cluster IP before an older external IP"],
 )
-async def test_explain_shows_which_service_has_a_contested_address_and_why(other: Service, reason: str) -> None:
+async def test_if_two_services_desire_an_address_explain_shows_which_service_has_the_address_and_why(
+    other: Service, reason: str
+) -> None:
     why = f"default/web {reason}"
     assert f"      also desired by default/other, which must wait: {why}" in await _synced_text("default/web", *WEB, other)
     assert f"      NOT SERVED for this Service: {why}" in await _synced_text("default/other", *WEB, other)
@@ -291,7 +293,7 @@ async def test_explain_shows_virtual_servers_that_no_service_desires_as_stale_or
     assert "lost its address" not in port[0]
 
 
-async def test_explain_says_that_run_removes_a_node_port_on_a_lost_address_after_the_grace_period() -> None:
+async def test_explain_says_that_a_node_port_on_a_lost_address_will_be_removed_after_the_grace_period() -> None:
     kernel = await synced_kernel(*WEB)
     (kept,) = (key for key in kernel.virtual_servers if key.port == 30080)
     kernel.virtual_servers[builders.frontend("172.16.0.9", 30080)] = copy.deepcopy(kernel.virtual_servers[kept])
@@ -326,7 +328,7 @@ async def test_explain_shows_which_endpoints_serve_local_clients_and_which_serve
     assert "from outside of the cluster: the source address is kept" in text
 
 
-async def test_explain_says_that_external_clients_of_an_address_without_local_endpoints_are_dropped() -> None:
+async def test_explain_says_that_packets_of_external_clients_to_an_address_without_local_endpoints_are_dropped() -> None:
     objects = (*SHOP[:2], builders.endpoint_slice(endpoint("10.244.1.1", OTHER_NODE), service="shop"))
     text = "\n".join(await _synced_text("192.0.2.7:80", *objects, translation=BOTH_SCOPES))
     assert "from outside of the cluster: dropped, since only other nodes have endpoints" in text

@@ -328,7 +328,7 @@ async def test_named_pods_are_queried_without_the_right_to_list_pods(
     assert sorted(cluster.paths) == [f"{place}/{name}:10256/proxy/healthz?verbose" for name in ("n1", "n2")]
 
 
-async def test_fleet_uses_the_kubeconfig_that_the_same_environment_variable_names_for_kubectl(
+async def test_fleet_finds_the_kubeconfig_in_the_same_environment_variable_and_directory_as_kubectl(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'kubeconfig'}:/nothing")

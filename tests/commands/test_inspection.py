@@ -1,4 +1,4 @@
-"""Inspecting commands choose schedulers and verify empty first lists in the same way as ``run``."""
+"""Like ``run``, the inspecting commands replace a missing scheduler, and request an empty first list again."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -28,7 +28,7 @@ from tests.support.summaries import Clock
 
 async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
     config = loading.from_flags(f"--hostname-override={builders.THIS_NODE}", *flags)
-    as_real: NodeKernel = cast("NodeKernel", kernel)  # only methods of the in-memory kernel are called
+    as_real: NodeKernel = cast("NodeKernel", kernel)  # the code calls only methods that the in-memory kernel has
     return await inspection.inspect(config, KernelThread(memory_node.InlineExecutor(), as_real), EmptySource())
 
 
@@ -36,7 +36,7 @@ async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
     ("state", "used"),
     [(state, "rr" if state is ModuleState.MISSING else "wlc") for state in ModuleState],
 )
-async def test_inspecting_commands_replace_a_scheduler_that_is_missing_from_the_kernel_as_run_does(
+async def test_like_run_inspecting_commands_replace_a_scheduler_that_is_missing_from_the_kernel(
     monkeypatch: pytest.MonkeyPatch, state: ModuleState, used: str
 ) -> None:
     asked: list[str] = []

@@ -86,7 +86,7 @@ async def test_list_shows_the_number_of_a_port_without_a_name() -> None:
     assert [line[72:] for line in lines[3:]] == ["default/dns:53 (no real servers)"] * 2
 
 
-async def test_a_node_port_with_the_number_of_another_port_is_not_shown_as_that_port() -> None:
+async def test_list_does_not_mistake_a_node_port_for_a_service_port_with_the_same_number() -> None:
     ports = (builders.service_port(30080, name="high"), builders.service_port(80, name="low", node_port=30080))
     objects = (builders.node(), builders.service("web", *ports, kind=ServiceType.NODE_PORT))
     document = await _list(await synced_kernel(*objects), *objects)
@@ -120,7 +120,7 @@ async def test_list_marks_rows_of_other_programs_as_foreign_and_shows_no_service
     assert {line[72:] for line in lines[3:] if line.startswith("  ->")} == {""}
 
 
-async def test_list_says_removed_meanwhile_beside_a_row_that_vanishes_while_the_table_is_read() -> None:
+async def test_list_marks_a_row_as_removed_meanwhile_if_the_row_vanishes_while_the_table_is_read() -> None:
     kernel = await synced_kernel(*WEB)
     rows = _rows(kernel)
     kernel.virtual_servers.clear()
@@ -237,7 +237,7 @@ async def test_list_without_service_names_prints_the_bare_table_and_json_says_th
 
 
 def test_list_reports_a_kernel_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(logs, "set_up", lambda **_: None)  # the test run keeps its log configuration
+    monkeypatch.setattr(logs, "set_up", lambda **_: None)  # ``list`` must not change the log configuration of the tests
     monkeypatch.setattr(host, "missing_privileges", lambda **_: ("CAP_NET_ADMIN is missing",))
     monkeypatch.setattr(host, "missing_features", lambda: ())
     assert listing.run(loading.from_flags("--manifests=.")) == 2

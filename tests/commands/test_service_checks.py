@@ -1,4 +1,4 @@
-"""The checks of Services by ``doctor``, which reports faults of this node even if each Service is programmed correctly."""
+"""Checks of ``doctor`` that find what disturbs Services on this node although every Service is programmed correctly."""
 
 import dataclasses
 import socket

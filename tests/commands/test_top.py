@@ -1,4 +1,4 @@
-"""``top`` without a screen: a single picture as text or as JSON, and one sentence for each reason why it has nothing to show."""
+"""``top`` without a screen: a single picture as text or as JSON, and one sentence for each reason why ``top`` shows nothing."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ async def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-async def test_top_once_prints_the_node_and_its_services_with_rates(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_with_the_option_once_top_prints_the_node_and_its_services_with_rates(capsys: pytest.CaptureFixture[str]) -> None:
     first, second, _, titles, web, dns = (await _shown(capsys, "--once")).splitlines()[-6:]
     assert first == "node-a: in force"
     assert second.startswith("pending 0  failed 0  drifted 0  draining 0  0 active, 0 inactive  ")
@@ -64,7 +64,7 @@ async def test_top_once_prints_the_node_and_its_services_with_rates(capsys: pyte
     assert dns.startswith("default/dns  it has no endpoints  ClusterIP ")
 
 
-async def test_a_filter_and_a_sort_order_also_apply_to_top_once(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_with_the_option_once_top_also_applies_the_filter_and_the_sort_order(capsys: pytest.CaptureFixture[str]) -> None:
     shown = await _shown(capsys, "--once", "--filter=10.244.0.", "--sort=name")
     assert [line.split()[0] for line in shown.splitlines()[-1:]] == ["default/web"]
 
@@ -113,7 +113,7 @@ async def test_top_without_the_textual_package_says_in_one_sentence_how_to_insta
 
 
 @pytest.mark.usefixtures("_terminal")
-async def test_top_does_not_report_a_missing_module_of_ipvsproxy_as_missing_textual(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_top_does_not_report_textual_as_missing_if_another_module_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
         raise ModuleNotFoundError(name=name)
 

@@ -75,7 +75,7 @@ async def _screen(daemon: Daemon, interval_s: float = 3600) -> AsyncIterator[Pil
 
 
 def _shown(pilot: Pilot[None]) -> str:
-    """The texts of the top screen, without the borders."""
+    """The texts that the screen shows now, without the borders."""
     screen = pilot.app.screen
     texts = [str(one.render()) for one in screen.query(Static) if one.display]
     for table in screen.query(DataTable):
@@ -97,7 +97,7 @@ async def test_top_draws_its_first_picture_after_a_single_request() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_keys_of_the_screen_sort_filter_open_and_quit(size: tuple[int, int]) -> None:
+async def test_with_keys_a_user_sorts_and_filters_services_opens_a_service_and_quits(size: tuple[int, int]) -> None:
     daemon = Daemon("demo/web", "demo/dns")
     app = _app(daemon)
     async with app.run_test(size=size) as pilot:

@@ -37,7 +37,7 @@ def _top(columns: int, lines: int, *arguments: str, environment: Mapping[str, st
 
 
 async def _at(node: PageNode, act: Callable[[int], None]) -> None:
-    """Call ``act`` in a thread with the port at which the node serves its page."""
+    """Call ``act`` in a thread, with the port of the node's page as the argument."""
     async with node.showing() as port:
         await asyncio.to_thread(act, port)
 

@@ -1,4 +1,4 @@
-"""The result of the command ``verify`` is equal or different, and each difference is one line."""
+"""``verify`` reports that the kernel equals the desired state, or prints each difference in one line."""
 
 import copy
 import itertools
@@ -101,7 +101,7 @@ async def test_a_draining_real_server_is_not_a_difference(method: int) -> None:
     assert await _lines(kernel) == ["node-a: equal; compared 1 Service, 2 virtual servers, 1 draining real server"]
 
 
-async def test_an_undesired_udp_real_server_is_a_difference_at_any_weight() -> None:
+async def test_an_undesired_udp_real_server_is_a_difference_even_with_weight_0() -> None:
     port = builders.service_port(53, Protocol.UDP)
     objects = (
         builders.node(),
@@ -135,7 +135,7 @@ async def test_virtual_servers_of_other_programs_are_listed_but_are_not_a_differ
     ],
     ids=["gone at the second reading", "gone within the grace", "still there", "on an address of this node"],
 )
-async def test_verify_reports_a_difference_that_lasts_and_a_node_port_on_a_lost_address_only_after_the_grace_period(
+async def test_verify_reports_only_lasting_differences_and_waits_for_the_grace_period_of_a_node_port_on_a_lost_address(
     address: str, gone_at: int, *, is_equal: bool, readings: int
 ) -> None:
     kernel = await synced_kernel(*NODE_PORT)

@@ -24,7 +24,7 @@ EXAMPLES: dict[Kind, Value] = {
     Kind.PATTERNS: ("a=1", "b*=2"),
     Kind.QUANTITY: "2Ki",
 }
-"""A value of each kind."""
+"""An example of a value for each kind of option."""
 
 
 def load_with(arguments: list[str], content: bytes = b"", command: str = "run") -> Config:

@@ -1,4 +1,4 @@
-"""Compares the table of options with kube-proxy's lists of flags and fields, and the output of ``--help`` with the table."""
+"""Compares the catalogue of options with kube-proxy's flags and fields, and the output of ``--help`` with the catalogue."""
 
 import operator
 
@@ -9,7 +9,7 @@ from ipvsproxy.config.option import AT_START, Likeness, Option
 from ipvsproxy.model.kernel import Timeouts
 from tests.config import loading
 
-# These flags are from cmd/kube-proxy/app/options.go and component-base's logging flags in kubernetes/kubernetes v1.36.
+# The flags in cmd/kube-proxy/app/options.go, and the logging flags of component-base, in kubernetes/kubernetes v1.36.
 KUBE_PROXY_FLAGS = """
     bind-address bind-address-hard-fail boot-id-file cleanup cluster-cidr config config-sync-period conntrack-max-per-core
     conntrack-min conntrack-tcp-be-liberal conntrack-tcp-timeout-close-wait conntrack-tcp-timeout-established
@@ -23,7 +23,7 @@ KUBE_PROXY_FLAGS = """
     write-config-to
 """.split()  # noqa: SIM905 - without quotes, the names are easy to compare with the code of kube-proxy
 
-# These fields are from staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go in kubernetes/kubernetes v1.36.
+# The fields in staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go in kubernetes/kubernetes v1.36.
 KUBE_PROXY_FIELDS = """
     bindAddress bindAddressHardFail clientConnection.acceptContentTypes clientConnection.burst clientConnection.contentType
     clientConnection.kubeconfig clientConnection.qps clusterCIDR configSyncPeriod conntrack.maxPerCore conntrack.min

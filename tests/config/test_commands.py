@@ -143,7 +143,7 @@ def test_only_top_accepts_the_options_of_top() -> None:
         (["--server", "http://[::1]:10249"], TopOptions(server="http://[::1]:10249")),
     ],
 )
-def test_each_option_of_a_command_is_read(arguments: list[str], options: TopOptions) -> None:
+def test_each_option_of_top_is_read(arguments: list[str], options: TopOptions) -> None:
     assert loading.load_with(["--proxy-mode=ipvs", *arguments], command="top").top == options
 
 
@@ -163,5 +163,5 @@ def test_each_option_of_a_command_is_read(arguments: list[str], options: TopOpti
         ("--server=http://[::1", "--server: 'http://[::1' must be a URL such as http://127.0.0.1:10249"),
     ],
 )
-def test_a_wrong_value_of_an_option_is_reported(argument: str, problem: str) -> None:
+def test_a_wrong_value_of_an_option_of_top_is_reported(argument: str, problem: str) -> None:
     assert loading.problems_of_flags(argument, command="top") == [problem]

@@ -1,4 +1,4 @@
-"""Reading the configuration file: refused fields with their lines, and ignored fields.
+"""Covers how the configuration file is read: wrong fields are refused with their lines, and unknown fields are ignored.
 
 ``test_validate.py`` tests the meaning of values.
 
@@ -269,7 +269,7 @@ def test_options_that_only_kube_proxy_uses_are_written_to_the_file() -> None:
     assert document["logging"]["vmodule"] == [{"filePattern": "a", "verbosity": 1}]
 
 
-def test_the_head_of_a_written_file_and_a_few_values_are_as_kube_proxy_writes_them() -> None:
+def test_a_written_file_has_the_head_and_the_form_of_values_that_kube_proxy_writes() -> None:
     document = yaml.safe_load(file.render(from_flags()))
     assert (document["apiVersion"], document["kind"]) == ("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration")
     assert document["mode"] == "ipvs"

@@ -12,7 +12,7 @@ from ipvsproxy.translate.translation_settings import Binding, TrafficScopes
 from tests.config.loading import EXAMPLES, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 
-def test_flags_beside_a_configuration_file_are_ignored_with_a_notice() -> None:
+def test_if_a_configuration_file_is_given_most_flags_are_ignored_with_a_notice() -> None:
     config = from_file("oomScoreAdj: -5", "--oom-score-adj=-7", "--ipvs-scheduler=lc")
     assert (config.oom_score_adj, config.translation.scheduler) == (-5, "rr")
     assert [str(notice) for notice in config.notices] == [
@@ -21,7 +21,7 @@ def test_flags_beside_a_configuration_file_are_ignored_with_a_notice() -> None:
     ]
 
 
-def test_some_flags_of_kube_proxy_override_the_file() -> None:
+def test_some_flags_of_kube_proxy_override_the_configuration_file() -> None:
     text = "hostnameOverride: a\nlogging: {verbosity: 2, format: text, vmodule: [{filePattern: x, verbosity: 1}]}\n"
     flags = ["--hostname-override=b", "-v=5", "--logging-format=json", "--vmodule=y=2", "--master=https://m", "--init-only"]
     config = from_file(text, *flags)
@@ -33,7 +33,7 @@ def test_some_flags_of_kube_proxy_override_the_file() -> None:
     assert config.notices == ()
 
 
-def test_flags_that_kube_proxy_does_not_have_override_the_file() -> None:
+def test_flags_that_kube_proxy_does_not_have_override_the_configuration_file() -> None:
     text = "ipvsproxy: {manifests: /a, trafficScopes: api, allowServiceAddresses: [10.0.0.0/8]}"
     flags = ["--manifests=/b", "--ipvs-traffic-scopes=kube-proxy", "--ipvs-vip-binding=routes", "--ipvs-allow-service-addresses="]
     config = from_file(text, *flags, "--ipvs-scheduler=lc")
@@ -45,7 +45,7 @@ def test_flags_that_kube_proxy_does_not_have_override_the_file() -> None:
 
 
 @pytest.mark.parametrize("option", catalogue.OPTIONS["ipvsproxy's own options"], ids=lambda one: one.flag)
-def test_flags_that_kube_proxy_does_not_have_apply_without_a_notice_beside_a_file(option: Option) -> None:
+def test_if_a_configuration_file_is_given_flags_that_kube_proxy_does_not_have_cause_no_notice(option: Option) -> None:
     assert not from_file("", f"--{option.flag}={option.default}").notices
 
 
@@ -86,7 +86,7 @@ def problem(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.flag for option in _OPTIONS])
-def test_every_flag_accepts_its_value_in_every_spelling(option: Option) -> None:
+def test_every_flag_and_its_value_can_be_written_in_every_form(option: Option) -> None:
     value = EXAMPLES[option.kind]
     text = option.written(value)
     underscored, command = option.flag.replace("-", "_"), (option.command or "run").split()[0]

@@ -1,4 +1,4 @@
-"""Covers how the configuration becomes the settings of each part of the program on a host.
+"""Covers how the settings of each part of the program are made from the configuration and from properties of the host.
 
 ``test_validate.py`` covers which attribute each option sets.
 """
@@ -26,7 +26,7 @@ def test_the_settings_have_only_families_and_a_scheduler_that_the_host_supports(
     assert (chosen.settings.node_name, chosen.settings.sysctls) == ("node-a", (Sysctl("a", "1"),))
 
 
-def test_the_kernel_settings_depend_on_options_on_the_kernel_and_on_the_size_of_the_host() -> None:
+def test_the_kernel_settings_depend_on_options_on_the_kernel_version_and_on_the_number_of_processors() -> None:
     config = loading.from_flags("--ipvs-strict-arp", "--ipvs-sysctls=sloppy_sctp=1")
     found = {one.path: one.value for one in config.sysctls((5, 4), processors=8)}
     assert found["net/ipv4/conf/all/arp_ignore"] == found["net/ipv4/vs/sloppy_sctp"] == "1"
@@ -108,7 +108,7 @@ def test_keywords_and_ranges_may_be_mixed_in_node_port_addresses(
         ),
     ],
 )
-def test_each_configuration_field_that_has_no_address_for_a_served_family_causes_a_warning(
+def test_each_configuration_field_that_does_not_fit_the_served_families_causes_a_warning(
     flags: tuple[str, ...], families: Collection[Family], expected: list[str]
 ) -> None:
     config = loading.from_flags("--hostname-override=node-a", *flags)

@@ -22,7 +22,8 @@ def listen(address: str, port: int) -> ListenAddress:
     return ListenAddress(parse_address(address), port)
 
 
-# Each case names an attribute, its value, and for each option the text that gives the attribute this value.
+# Each case has an attribute of the configuration, a value, and the texts of the options that together give the attribute this
+# value.
 CASES: Sequence[tuple[str, object, Mapping[str, str]]] = [
     ("translation.scheduler", "mh", {"ipvs.scheduler": "mh"}),
     ("engine.audit_interval_s", 60, {"ipvs.syncPeriod": "1m"}),
@@ -126,7 +127,7 @@ def test_the_defaults_of_a_file_and_of_flags_differ_only_in_the_minimum_sync_per
     assert dataclasses.replace(by_file, engine=by_flags.engine, config_file="") == by_flags
 
 
-def test_servers_configured_in_a_file_use_the_family_of_the_bind_address() -> None:
+def test_with_a_configuration_file_the_servers_use_the_family_of_the_bind_address() -> None:
     by_file, by_flags = from_file("bindAddress: '::'"), from_flags("--bind-address=::")
     assert (by_file.servers.health, by_file.servers.metrics) == (listen("::", 10256), listen("::1", 10249))
     assert (by_flags.servers.health, by_flags.servers.metrics) == (listen("0.0.0.0", 10256), listen("127.0.0.1", 10249))
@@ -246,7 +247,7 @@ def test_the_local_pod_detection_by_interface_needs_the_name_of_an_interface(mod
 @INTERFACE_MODES
 @pytest.mark.parametrize("name", ["a b", "a\nb", "a\x00b", "a\x7fb", 'a"', "a'", "a\\", "a+", "a/b", "ñ" * 8, ""])
 def test_an_interface_name_that_cannot_be_written_in_a_rule_is_refused(mode: str, flag: str, longest: int, name: str) -> None:
-    """A prefix must be a character shorter than the longest name, because a rule appends a plus sign to the prefix.
+    """The longest prefix is one character shorter than the longest name, because a rule appends a plus sign to the prefix.
 
     In the parameters, an empty text stands for a name that is one character too long.
     """

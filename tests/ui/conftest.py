@@ -1,7 +1,7 @@
 """A node with ten thousand Services that runs in a thread, and a browser that shows the node's page.
 
-The browser is Debian's Chromium. If Chromium is not installed, these tests are skipped. The tests fail without
-Chromium if ``IPVSPROXY_BROWSER_REQUIRED`` is set, as it is by ``scripts/test``.
+The browser is Debian's Chromium. If Chromium is not installed, these tests are skipped. If ``IPVSPROXY_BROWSER_REQUIRED`` is also
+set, they fail; ``scripts/test`` sets this variable.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Running:
         self._ready.result(120)
 
     def stop(self) -> None:
-        """Stop answering requests, so that the page loses its node."""
+        """Stop the node, so that the page gets no more answers."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(60)
@@ -103,7 +103,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(count: int, port: int = 0) -> Iterator[Running]:
-    """A node with this many Services, which runs while the block runs."""
+    """A node with ``count`` Services, which runs until the end of the ``with`` block."""
     node = Running(count, port)
     node.start()
     try:
@@ -114,7 +114,7 @@ def running(count: int, port: int = 0) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Running]:
-    """The node for all tests that do not change it permanently.
+    """The node that all tests share, except tests that change a node permanently.
 
     The counters of this node are read as often as the counters of a small node.
     """
@@ -126,9 +126,10 @@ def node() -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
-    """Playwright runs until the end of the module.
+    """Playwright, which runs until the end of the module.
 
-    While Playwright runs, its event loop counts as running, and no other test of this thread may run an event loop.
+    While Playwright runs, its event loop counts as the running event loop of this thread, so that no test can run another event
+    loop.
     """
     with sync_api.sync_playwright() as one:
         yield one
@@ -148,7 +149,7 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
 
 
 def _note_faults(page: Page, url: str, complaints: list[str]) -> None:
-    """Note messages of the console, errors of scripts, and requests to other hosts."""
+    """Add warnings of the browser's console, errors of scripts, and requests to other hosts to ``complaints``."""
 
     def hear(message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
@@ -165,7 +166,7 @@ def _note_faults(page: Page, url: str, complaints: list[str]) -> None:
 
 @pytest.fixture
 def looking(browser: Browser, node: Running) -> Iterator[Callable[..., Page]]:
-    """Opens a view of the page, and checks at the end that the browser reported no fault."""
+    """A function that opens a view of the page; at the end of the test, the fixture checks that the browser reported no fault."""
     complaints: list[str] = []
     with contextlib.ExitStack() as contexts:
 

@@ -1,7 +1,7 @@
 """Covers the page in a real browser, on a node with ten thousand Services and an in-memory kernel.
 
-Not covered here: the figures that the page shows (tests/daemon/ui). With ``IPVSPROXY_PICTURES=1``, the pictures in docs/images
-are made again.
+``tests/daemon/ui`` covers the figures that the page shows. If ``IPVSPROXY_PICTURES=1`` is set, these tests also make the pictures
+in docs/images.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def _is_complete(page: Page, part: str) -> None:
 # What is shown.
 
 
-def test_the_node_page_shows_that_everything_is_programmed_and_the_last_syncs(looking: Look) -> None:
+def test_the_node_page_shows_the_last_syncs_and_that_everything_is_programmed(looking: Look) -> None:
     page = looking(PARTS["node"])
     _is_complete(page, "node")
     expect(page.locator(".verdict")).to_contain_text("Everything is in force")
@@ -96,7 +96,7 @@ def test_plots_have_complete_axes_a_maximum_a_total_and_a_crosshair(looking: Loo
     expect(page.locator(".cross")).to_have_count(6)
 
 
-def test_the_node_page_names_only_nftables_if_nftables_holds_the_rules(looking: Look) -> None:
+def test_the_node_page_does_not_name_iptables_if_nftables_holds_the_rules(looking: Look) -> None:
     def in_nftables(route: Route) -> None:
         answer = route.fetch()
         route.fulfill(response=answer, body=answer.text().replace('"iptables":"nft"', '"iptables":"nftables"'))
@@ -172,7 +172,7 @@ def test_services_are_filtered_by_problem_namespace_type_and_node(looking: Look)
     expect(told).to_have_text("1 of 10,000 Services")
 
 
-def test_the_column_of_problems_is_visible_at_1280_pixels_despite_long_port_names(looking: Look) -> None:
+def test_the_column_of_problems_is_visible_on_a_page_of_1280_pixels_despite_long_port_names(looking: Look) -> None:
     page = looking("#/services?namespace=shop", width=1280)
     expect(page.locator("tbody .ports", has_text="metrics-scraper")).to_contain_text("grpc-management")
     assert (page.locator("thead th").nth(1).text_content() or "").strip() == "Problem"
@@ -262,7 +262,7 @@ def test_a_change_of_an_endpoint_is_shown_within_two_seconds(looking: Look, node
 
 @contextlib.contextmanager
 def _two_answers_after(change: ApiObject, page: Page, what: str, node: Running) -> Iterator[None]:
-    """Program a change; while the block runs, the page gets two answers, and its third request stays unanswered."""
+    """Program a change; while the ``with`` block runs, the page gets two answers, and its third request gets no answer."""
     node.put(change)
     routes: list[Route] = []
 
@@ -346,7 +346,7 @@ def test_what_a_viewer_has_opened_selected_and_focused_is_kept_while_the_page_is
     assert syncs.evaluate("region => [region.scrollLeft, getSelection().toString()]") == [40, "Ended"]
     service = looking("#/service/shop/peers")
     service.locator(".left summary").click()
-    for _ in range(2):  # the first picture has been drawn when the second is requested
+    for _ in range(2):  # the page draws the first answer before it requests the second one
         with service.expect_response("**/service.json*"):
             pass
     expect(service.locator(".left[open]")).to_have_count(1)
@@ -452,7 +452,7 @@ def test_the_chosen_theme_is_remembered(looking: Look) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_each_page_is_accessible_in_both_themes_and_fits_a_phone_and_paper(looking: Look, part: str) -> None:
+def test_each_view_is_accessible_in_both_themes_and_fits_a_phone_and_a_printed_page(looking: Look, part: str) -> None:
     page = looking(PARTS[part])
     _is_complete(page, part)
     shown = page.request.get(
