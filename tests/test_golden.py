@@ -158,8 +158,7 @@ def _settle(world: golden_fixtures.World, running: program.Program, profile: str
     answers: State = {}
 
     def is_readable() -> bool:
-        """Whether health reports no unreadable part: on a busy machine, a poll may not wait for a slow program, but a later poll
-        does."""
+        """Whether health reports no unreadable part, because a poll on a busy machine may not wait for a slow program."""
         nonlocal answers
         answers = golden_http.read_answers(recorded)
         return "unreadable" not in str(answers["health"])
