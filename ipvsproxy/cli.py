@@ -62,7 +62,7 @@ def execute(command: commands.Command, arguments: Sequence[str]) -> int:
     except ConfigError as error:
         return _refuse(*error.problems)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keeps Python from reporting the closed pipe at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # prevents Python from reporting the closed pipe when the process exits
         return OK
 
 

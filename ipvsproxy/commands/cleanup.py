@@ -72,13 +72,13 @@ backend, all rules and sets."""
 
 
 class NodeToClean(NamedTuple):
-    """A node to clean: its kernel, functions that search for rules by their text, and the IP families that can be read.
+    """A node to clean: its kernel, functions that search for rules by their text, and the IP families with readable rules.
 
     ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. For each place
     that can hold rules, ``left`` has a function that searches the place for rules that a proxy has left behind. ``skipped`` has a
-    line for each part of the cleanup that was skipped because this kernel does not have the feature. ``unlike_sets`` returns the
-    sets in ipvsproxy's nftables table that another version of ipvsproxy created with other parameters. ``kernel`` must have been
-    created with the chains and jumps of ``extent``.
+    line for each part of the cleanup that was skipped because this kernel does not have the feature that the part cleans.
+    ``unlike_sets`` returns the sets in ipvsproxy's nftables table that another version of ipvsproxy created with other
+    parameters. ``kernel`` must have been created with the chains and jumps of ``extent``.
     """
 
     kernel: Kernel

@@ -104,7 +104,7 @@ of these clients."""
 
 
 def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:
-    """The smallest MTU of the interfaces that have the node's addresses; the MTU of Ethernet if no interface has them."""
+    """The smallest MTU of the interfaces that have the node's addresses; the MTU of Ethernet if there is no such interface."""
     own = {one.interface for one in addresses if one.address in view.primary_addresses.values()}
     mtus = SysctlDriver().observe(f"/sys/class/net/{name}/mtu" for name in own)
     return min(map(int, mtus.values()), default=LARGEST_PACKET)

@@ -11,7 +11,8 @@ from ipvsproxy.daemon.base.log import printable
 from ipvsproxy.model.service import ServiceType
 
 UNKNOWN = "-"
-"""The text in place of a figure that the daemon does not know, such as the rates in the first seconds after its start."""
+"""The text that is shown if the daemon does not know a figure, for example a rate in the first seconds after the daemon's
+start."""
 
 
 class Question(NamedTuple):

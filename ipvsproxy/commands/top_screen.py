@@ -71,7 +71,7 @@ class Rows(DataTable[Text]):
 
 
 class FollowingScreen(Screen[None]):
-    """A screen that reads its data repeatedly: lines above a table, and a warning, for example if the daemon does not answer."""
+    """A screen that shows lines and a table, reads the data repeatedly, and warns if the daemon does not answer."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#rows"
 

@@ -16,7 +16,7 @@ class Command(NamedTuple):
     """A command that accepts the flags of ``run``.
 
     ``subject`` names the single argument that the command takes, and is empty for a command without an argument. If the given
-    flags name neither a mode nor a configuration file, the flag ``implied`` is put before the given flags.
+    flags name neither a proxy mode nor a configuration file, the flag ``implied`` is put before the given flags.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Chooses the backend for the rules and sets of this host, opens the drivers, and finds our objects in the other backend."""
+"""Chooses the backend for this host's rules and sets, opens the backend's drivers, and finds our objects in the other backend."""
 
 import contextlib
 import errno

@@ -97,7 +97,7 @@ def running(name: str = NAME) -> Running | None:
 
 
 def _owner(connected: socket.socket) -> tuple[int, int]:
-    """The process ID and user ID of the process that listens at the other end of a connection; 0 if it is not visible."""
+    """The process ID and user ID of the process that listens at the other end of a connection; 0 if an ID is not visible."""
     process, user, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return process, user
 

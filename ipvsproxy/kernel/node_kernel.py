@@ -245,8 +245,7 @@ class NodeKernel:
         Entries in the chosen backend are not changed. If nftables is chosen, only entries that may show which virtual servers
         belong to ipvsproxy are copied, because the new rules follow soon. If iptables is chosen, programming its rules may have
         to wait for a lock or a program. Until the rules in iptables are programmed, the old rules in nftables apply to packets,
-        so all entries of the old sets are copied to the new sets, and from then on ``apply`` changes both the old and the new
-        sets.
+        so all entries of the old sets are copied to the new sets. From then on, ``apply`` changes both the old and the new sets.
 
         Raises:
             KernelError: the old sets could not be read.
@@ -370,8 +369,8 @@ class NodeKernel:
             try:
                 applied = driver.apply(run)
             except KernelError as error:
-                # Because it is unknown which operations the driver has applied, all operations of the driver are repeated, which
-                # causes no error.
+                # It is unknown which operations the driver has applied, so all operations of the driver are repeated. Repeating
+                # an operation causes no error.
                 applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
             self._forget_fingerprints(run)
             ended_s = time.monotonic()

@@ -63,8 +63,8 @@ class SysctlDriver:
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Write kernel settings.
 
-        Removing a setting restores its former value if the former value is recorded, and if no other program has changed the
-        setting since.
+        The removal of a setting restores the former value if that value is recorded and no other program has changed the setting
+        since then.
         """
         return [self._apply_one(operation, operation.item) for operation in operations if isinstance(operation.item, Sysctl)]
 

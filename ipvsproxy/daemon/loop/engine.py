@@ -301,7 +301,7 @@ class Engine:
         self.watcher.synced(summary)
 
     async def _learn_schedulers(self, now: float) -> None:
-        """Ask the kernel about each scheduler that an annotation names and that is still unknown.
+        """Ask the kernel about each scheduler that an annotation names and about which the kernel has not answered yet.
 
         If the kernel does not answer, the query is repeated later.
         """

@@ -54,8 +54,8 @@ The pause also applies to readings after notifications. Without the pause, a pro
 make ipvsproxy use a whole processor.
 """
 SERVERS_AT_ONCE = 50
-"""The number of virtual servers whose real servers are read in one part. A part takes about 5 ms, and programming may have to
-wait for its end."""
+"""The number of virtual servers whose real servers are read in one part of a reading. A part takes about 5 ms, and an operation
+may have to wait until the part has been read."""
 
 
 class ReadableKernel(Protocol):

@@ -215,4 +215,4 @@ ENDPOINT_BYTES = _counter("ipvsproxy_endpoint_bytes_total", f"Bytes by endpoint,
 ALL = tuple(value for value in vars().values() if isinstance(value, Metric))
 """All metrics in the order of their declarations, which is the order of the page."""
 RECORDED = ALL[: ALL.index(SERVICE_CHANGES_PENDING)]
-"""The recorded metrics. All other metrics are counted at a scrape."""
+"""The recorded metrics. The values of all other metrics are counted at a scrape."""

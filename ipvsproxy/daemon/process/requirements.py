@@ -1,8 +1,8 @@
 """The requirements for programming the kernel.
 
 The requirements are privileges, kernel features, iptables, a scheduler, and no second ipvsproxy process. If requirements are
-missing, the process ends with a sentence for each missing requirement. With ``--init-only``, the process meets as many of the
-requirements as possible, and then ends.
+missing, the process ends with a sentence for each missing requirement. With ``--init-only``, the process changes the node so that
+as many requirements as possible are met, and then ends.
 """
 
 import asyncio

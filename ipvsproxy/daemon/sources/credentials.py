@@ -10,9 +10,9 @@ plugins". The client library could run plugins itself, but the library does not 
 
 The library's package ``client`` imports all of its 800 modules of models and APIs, and every module of the library imports
 ``client``. Importing all 800 modules would take 34 MB of memory and 0.3 to 1 s, for classes that are not used. The package
-``client`` contains only imports, so its code need not be executed (see ``packages``). Any module other than this module that
-imports the library still gets the whole library. A version of the library that cannot be imported in parts is imported as a
-whole, which takes more memory and time.
+``client`` contains only imports, so its code need not be executed (see ``packages``). If another module imports the library, that
+module still gets the whole library. A version of the library that cannot be imported in parts is imported as a whole, which takes
+more memory and time.
 """
 
 import asyncio

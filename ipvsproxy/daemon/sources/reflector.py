@@ -6,8 +6,9 @@ everything is listed again. Everything is also listed again if a line of the wat
 contained a change.
 Rule 3: a server that was restored from a backup does not know the resource version that the reflector has read last. A restored
 server answers 504, or the watch stays silent until the server's version reaches the reflector's version again. The watch receives
-none of the changes that the restored server makes before that moment. To detect a restored server, the reflector first queries
-the server's version after a watch that broke, or that ended without a line (a working watch receives a bookmark once a minute).
+none of the changes that the restored server makes before that moment. To detect a restored server, the reflector queries the
+server's version before it continues a watch that broke, or that ended without a line. (A working watch receives a bookmark once a
+minute.)
 Rule 4: a watch that is silent for ``LONGEST_SILENCE_S`` after its first bookmark counts as broken. Keepalive messages do not
 count as data, because a proxy on the path may answer them in place of the server.
 Rule 5: no request is repeated immediately, except after the regular end of a watch, and after a first 410. A broken watch begins

@@ -280,6 +280,6 @@ def log_silence(sentence: str) -> None:
 
 
 def _last_contact_s(store: Store, source: Source) -> float:
-    """The monotonic time of the last contact with the source about a kind whose first list is missing; 0 without a contact."""
+    """The monotonic time of the last contact about a kind whose first list is missing; 0 if there was no contact."""
     statuses = source.statuses
     return max((statuses[kind].contact_s or 0 for kind in store.missing if kind in statuses), default=0)

@@ -4,8 +4,8 @@ The library kubernetes-asyncio provides the TLS transport. The model classes of 
 ``decode`` parses the bytes of an answer.
 
 Each list and each watch uses a separate connection, made with the current configuration and credential files. Because of the
-separate connections, no special code handles a rotated token, certificate or authority, or a changed server address. The next
-connection uses the new files, and a 401 leads to a new connection.
+separate connections, no special code is needed for a rotated token, certificate or authority, or for a changed server address.
+The next connection uses the new files, and a 401 leads to a new connection.
 """
 
 import asyncio

@@ -35,7 +35,7 @@ SEARCHES = 16
 SORTED_AT_ONCE = 500
 """The number of names that are sorted without a pause, in about a millisecond."""
 CONFLICTS_SEEN = 500
-"""The largest number of conflicts that are shown at their Services."""
+"""The largest number of conflicts that the rows of their Services show."""
 PENDING_SEEN = 5000
 """The largest number of pending objects whose Services are determined; the number is limited, because at a start all objects are
 pending."""

@@ -134,7 +134,7 @@ class ServiceRates:
         self.readings = 0
         """The number of complete readings after the first reading; the figures change only when this number changes."""
         self.interval_s: float | None = None
-        """The rates between the last two readings."""
+        """The seconds between the last two readings, whose difference gives the rates."""
         self._read_s: float | None = None
         self._last: dict[VirtualServerKey, bytes] = {}
         self._histories: dict[ServiceName, _History] = {}

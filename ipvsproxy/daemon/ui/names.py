@@ -23,7 +23,7 @@ WAIT_S = 1.0
 SHORTEST_S, RETRY_S = 1.0, 10.0
 """The shortest time between two readings of a Service: after a successful reading, and after a failed reading."""
 BURST, REFILL_S = 16, 0.5
-"""The rate limit of all readings: the number of readings at once, and then the seconds for each further reading."""
+"""The rate limit of all readings: the number of readings that may begin at once, and the seconds before each further reading."""
 MOST_AT_ONCE, MOST = 8, 32
 """The largest number of Services whose names one answer contains, and the largest number of Services whose names are kept.
 Viewers do not evict each other's names."""

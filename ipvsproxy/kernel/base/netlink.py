@@ -46,9 +46,9 @@ DUMP_PAUSES_S: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """The waits before each attempt at a dump. An attempt is repeated if the kernel's data changed during the attempt, or if an
 answer was lost.
 
-The kernel goes on working on IPv6 addresses after they were added: half a second for ten thousand addresses. If each attempt at a
-dump lost an answer, each later dump gets only one attempt until a dump succeeds. With all attempts for each dump, reading 34 sets
-would take half a minute.
+The kernel continues to change the data of IPv6 addresses after the addresses were added, for half a second with ten thousand
+addresses. If each attempt at a dump lost an answer, each later dump gets only one attempt until a dump succeeds. With all
+attempts for each dump, reading 34 sets would take half a minute.
 """
 UNANSWERED = -1
 """The value in place of an error number if the answer was lost; whether the change is in force is then unknown."""

@@ -163,7 +163,7 @@ def rule(name: str, expressions: Sequence[bytes], carried: str, fingerprint: byt
     """Appends a rule to a chain.
 
     The rule carries a text and, unless ``fingerprint`` is empty, a fingerprint of ``FINGERPRINT_SIZE`` bytes. If the text of the
-    rule is short enough for a comment, programs such as nft print it as the rule's comment.
+    rule is short enough for a comment, programs such as nft print the text as the rule's comment.
     """
     marked = bytes((_FINGERPRINT, len(fingerprint))) + fingerprint if fingerprint else b""
     return rule_again(name, b"".join(expressions), _user_data(carried) + marked)

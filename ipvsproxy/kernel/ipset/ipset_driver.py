@@ -20,7 +20,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetType
 
 HASH_FULL = 4352
-"""The error IPSET_ERR_HASH_FULL. The same number has another meaning for a set of ports."""
+"""The error IPSET_ERR_HASH_FULL. For a set of ports, the same error number has another meaning."""
 LARGEST = 1 << 24
 """The largest capacity, in entries."""
 

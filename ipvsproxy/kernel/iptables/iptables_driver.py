@@ -172,8 +172,8 @@ class IptablesDriver:
     def try_writing(self, family: Family) -> Refusal | None:
         """The reason why the kernel accepts no rules of the given IP family.
 
-        If the kernel accepts rules, both ``try_writing`` and ``usable`` return None. ``usable`` only reads. Because the nf_tables
-        variant shows empty tables even if the kernel does not have the tables, ``try_writing`` writes a chain and deletes the
+        If the kernel accepts rules, both ``try_writing`` and ``usable`` return None. ``usable`` only reads. The nf_tables variant
+        shows empty tables even if the kernel does not have the tables. Therefore, ``try_writing`` writes a chain, and deletes the
         chain in the same transaction.
         """
         if reason := absent_family(family, self._proc):

@@ -146,7 +146,7 @@ class LeftoverRules:
         if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        # If ``is_in_path`` is true, the program in PATH must have the variant ``place.variant``; if false, any other variant.
+        # The program in PATH must have the variant ``place.variant`` if ``is_in_path`` is true, and otherwise the other variant.
         is_in_path = place.is_used or self._backend is not Backend.IPTABLES
         if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"

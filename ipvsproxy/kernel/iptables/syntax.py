@@ -27,11 +27,11 @@ _INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 class Listing:
     """Our rules in one IP family, taken from the output of ``iptables-save``.
 
-    ``chains`` are our existing chains, with the text of each rule. ``jumps`` has the number of copies of each jump: two copies
-    are as wrong as no copy. ``foreign_jumps`` maps each of our chains to one rule of another program that jumps to the chain, if
-    there is one. ``above`` and ``below`` are the rules of other programs before and after each jump in the jump's chain.
-    ``hidden`` are tables that iptables does not show because they have rules that only nft understands; our chains may be in
-    hidden tables. The content of hidden tables is unknown.
+    ``chains`` are our existing chains, with the text of each rule. ``jumps`` has the number of copies of each jump; exactly one
+    copy is right. ``foreign_jumps`` maps each of our chains to one rule of another program that jumps to the chain, if there is
+    one. ``above`` and ``below`` are the rules of other programs before and after each jump in the jump's chain. ``hidden`` are
+    tables that iptables does not show because they have rules that only nft understands; our chains may be in hidden tables. The
+    content of hidden tables is unknown.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]

@@ -35,16 +35,15 @@ from ipvsproxy.model.virtual_servers import (
 )
 
 PART_S = 0.003
-"""The longest time of a part; the kernel thread may have other calls between two parts."""
+"""The longest time for which one part of the table is read; the kernel thread may run other calls between two parts."""
 CHECKED_EVERY = 16
-"""The number of virtual servers after which the clock is read again."""
+"""The number of virtual servers that are read before the clock is read again."""
 ROOM = 16
 """The number of virtual servers for which the buffer has room in addition to the present virtual servers, because more may be
 added before the answer."""
 FIRST_ROOM = 32
-"""The number of real servers for which the first query about connections has room.
-
-If the answer fills the room, the query is repeated with more room.
+"""The number of real servers for which the first query about connections has room. If the answer fills the buffer, the query is
+repeated with a larger buffer.
 """
 
 _GET_INFO, _GET_SERVICES, _GET_DESTINATIONS = 64 + 1024 + 64 + 1, 64 + 1024 + 64 + 2, 64 + 1024 + 64 + 4

@@ -384,7 +384,7 @@ def _runs(printed: Sequence[_Printed]) -> Iterator[tuple[list[_Printed], bool]]:
 
 
 def _texts(printed: Sequence[_Printed], chain: str) -> Iterator[str]:
-    """The texts of the rules of one of our chains; if another program added or changed a rule, the text says so."""
+    """The texts of the rules of one of our chains; if another program added or changed a rule, the rule's text says so."""
     for run, is_as_written in _runs(printed):
         if is_as_written:
             yield run[0].text

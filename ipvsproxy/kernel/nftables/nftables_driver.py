@@ -73,9 +73,9 @@ class NftDriver:
         """Replace each existing set that has the same name as a set to be created, but different parameters.
 
         Another version of ipvsproxy, or a file that nft loaded, created these sets. A set cannot be removed while a rule uses the
-        set, so the transaction that replaces a set also writes the rules of the set's family: the desired rules if the operations
-        contain rules, otherwise the present rules. If the transaction fails, the later attempt to create the set reports the
-        reason.
+        set, so the transaction that replaces a set also writes the rules of the set's family. The transaction writes the desired
+        rules if the operations contain rules, and otherwise the present rules. If the transaction fails, the later attempt to
+        create the set reports the reason.
         """
         created = [item for verb, item in operations if isinstance(item, IpSet) and verb is not Verb.REMOVE]
         if not created:
