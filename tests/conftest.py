@@ -37,7 +37,7 @@ _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 0x1
 
-# os.unshare and os.setns need Python 3.12.
+# The C library is called directly, because os.unshare and os.setns need Python 3.12.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

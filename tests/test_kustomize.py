@@ -233,7 +233,7 @@ def base_with(manifests: pathlib.Path, *components: str) -> list[Object]:
     return built
 
 
-def test_each_component_makes_the_change_that_it_is_named_after(manifests: pathlib.Path) -> None:
+def test_each_kustomize_component_makes_the_change_that_its_name_says(manifests: pathlib.Path) -> None:
     built = base_with(manifests, "labelled-nodes", "selinux", "nftables-only")
     (daemon_set,) = (item for item in built if item["kind"] == "DaemonSet")
     pod = daemon_set["spec"]["template"]["spec"]

@@ -355,7 +355,7 @@ async def test_fleet_finds_the_kubeconfig_in_the_same_environment_variable_and_d
         (Cluster({}), ["--healthz-port=0"], ["needs an API server, and the port"]),
     ],
 )
-async def test_the_exit_status_is_2_if_the_nodes_cannot_be_queried(
+async def test_the_exit_status_of_fleet_is_2_if_the_nodes_cannot_be_queried(
     cluster: Cluster,
     flags: Sequence[str],
     reasons: Sequence[str],

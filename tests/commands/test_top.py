@@ -263,5 +263,5 @@ async def test_top_reports_an_error_if_a_server_does_not_speak_http_or_its_answe
         ("fd00::1", "http://[fd00::1]:10249"),
     ],
 )
-def test_top_connects_from_this_host_to_the_configured_address(address: str, url: str) -> None:
+def test_top_connects_to_the_metrics_server_at_an_address_that_this_host_can_reach(address: str, url: str) -> None:
     assert top.url_of(ListenAddress(parse_address(address), 10249)) == url

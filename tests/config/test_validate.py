@@ -1,4 +1,4 @@
-"""The validation rules, one by one, and the effect of each option on the ``Config``."""
+"""Covers each validation rule, and the attributes of the ``Config`` that each option sets."""
 
 import dataclasses
 import operator

@@ -20,7 +20,7 @@ KEY = builders.frontend("172.16.0.9", 30080)
 
 @contextlib.asynccontextmanager
 async def node_with_lost_address() -> AsyncIterator[MemoryNode]:
-    """A node that has just lost an address of eth1 on which it serves a node port."""
+    """A node that has just lost an address of eth1, and that served a node port at this address."""
     node = MemoryNode()
     node.kernel.host_addresses.append(ADDRESS)
     async with node.serving(node_ports(), SLICE):

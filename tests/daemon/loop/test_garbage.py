@@ -1,4 +1,4 @@
-"""Covers when garbage collections run, and that they are short; ``scripts/bench`` measures how much time this saves."""
+"""Covers when garbage collections run, and that they are short; ``scripts/bench`` measures the saved time."""
 
 import gc
 import weakref

@@ -1,6 +1,6 @@
-"""Covers refused addresses of Services, which are not served and are logged once.
+"""Covers addresses of Services that the node refuses: they are not served, and are logged once.
 
-Covers the tunnels of direct return, which follow changes of Nodes.
+Also covers how the tunnels of direct return follow changes of Nodes.
 """
 
 from collections.abc import Callable

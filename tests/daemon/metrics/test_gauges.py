@@ -54,7 +54,7 @@ class Figures:
         self.other_backend = False
 
     def observe(self, **observed: Any) -> None:
-        """Read these objects from the kernel."""
+        """Let the reconciler observe these objects in the kernel."""
         at_once(self.reconciler.observer.observing(Observation(**observed), now=0))
 
     def gauges(self) -> Iterator[Metric | None]:
