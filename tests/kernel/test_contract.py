@@ -89,7 +89,7 @@ def _nftables_refusal() -> str:
 
 
 def opened(backend: Backend) -> node_kernel.NodeKernel:
-    """The real kernel, with the rules of these tests."""
+    """A kernel object for the real kernel, with the chains and jumps of these tests."""
     return node_kernel.NodeKernel((FILTER, MARK), JUMPS, chosen=ChosenBackend(backend))
 
 
@@ -392,7 +392,7 @@ def test_a_catch_all_element_of_another_program_is_observed_until_it_is_removed(
     assert not (kernel.observe([entry.set], (), ()).sets or {})[entry.set]
 
 
-def test_a_range_of_all_addresses_is_refused(kernel: Kernel) -> None:
+def test_a_set_entry_for_the_range_of_all_addresses_is_refused(kernel: Kernel) -> None:
     add(kernel, IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4))
     everything = msgspec.structs.replace(entries(Family.IPV4)[4], other=parse_address("0.0.0.0"), prefix_length=0)
     assert refusal(kernel, Verb.ADD, everything) == (errno.EINVAL if uses_nftables(kernel) else fake_sets.INVALID_PREFIX)
@@ -471,7 +471,7 @@ def test_a_setting_is_read_back_unchanged_and_an_unknown_setting_is_refused(kern
     assert refusal(kernel, Verb.SET, Sysctl("net/ipv4/vs/none", "1")) == errno.ENOENT
 
 
-def test_timeouts_are_set_and_a_timeout_of_zero_keeps_the_present_value_in_every_kernel(kernel: Kernel) -> None:
+def test_timeouts_can_be_set_and_a_timeout_of_zero_leaves_the_present_value_unchanged(kernel: Kernel) -> None:
     assert [outcome.error for outcome in apply(kernel, Verb.SET, Timeouts(0, 0, 250))] == [""]
     assert kernel.read_timeouts() == Timeouts(900, 120, 250)
 
@@ -647,7 +647,7 @@ def test_a_firewall_mark_virtual_server_of_another_program_is_not_changed(kernel
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_sets_are_copied_from_the_former_backend_and_changes_are_also_written_to_former_sets_in_nftables(
+def test_a_new_backend_copies_the_sets_of_the_former_backend_and_also_writes_changes_to_former_sets_in_nftables(
     network_namespace: None, backend: Backend
 ) -> None:
     skip_without_nftables()

@@ -1,4 +1,4 @@
-"""The facts about a host that ``doctor`` reads. Reading iptables and nftables is tested with the drivers."""
+"""The facts about a host that ``doctor`` reads. The tests of the drivers cover reading from iptables and nftables."""
 
 import os
 import pathlib

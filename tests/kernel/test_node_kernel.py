@@ -66,7 +66,7 @@ class Held(NamedTuple):
 
 
 class Kernel:
-    """The contents of the fake drivers, their answers, and the calls to them.
+    """The contents and answers of the fake drivers, and the calls that the fake drivers get.
 
     Fake drivers in ``broken`` can neither read nor apply.
     """
@@ -212,7 +212,7 @@ def test_if_a_driver_raises_an_exception_only_its_own_run_of_operations_fails(ke
     assert all("use ipset" in outcome.error for outcome in outcomes[1:3])
 
 
-def test_each_run_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel) -> None:
+def test_each_run_of_operations_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     reported: list[tuple[list[bool], float]] = []
     target = node_kernel.NodeKernel(
@@ -315,7 +315,7 @@ def test_if_one_set_cannot_be_read_all_other_sets_are_still_read(kernel: Kernel)
         assert len([error for part in parts for error in part.errors]) == 1
 
 
-def test_the_virtual_servers_read_before_an_error_are_returned(kernel: Kernel) -> None:
+def test_virtual_servers_that_a_poll_has_read_before_an_error_are_returned(kernel: Kernel) -> None:
     parts = new_node().poll([], [], [], thorough=False, whole=True)
     for part in parts:
         if part.some_virtual_servers:
@@ -377,7 +377,7 @@ def test_all_objects_in_the_kernel_are_observed(kernel: Kernel) -> None:
         ("sysctls", {"sysctls": None}),
     ],
 )
-def test_unreadable_state_is_returned_as_none_with_the_reason_and_all_other_state_is_read(
+def test_an_observation_contains_the_reason_for_each_unreadable_state_and_all_other_state(
     kernel: Kernel, name: str, lacking: Mapping[str, object]
 ) -> None:
     complete = observe(new_node())
@@ -385,7 +385,7 @@ def test_unreadable_state_is_returned_as_none_with_the_reason_and_all_other_stat
     observed = observe(new_node())
     for field in ("virtual_servers", "sets", "set_copy", "device", "addresses", "interface_addresses", "skeletons", "sysctls"):
         assert getattr(observed, field) == lacking.get(field, getattr(complete, field))
-    parts = {"iptables": 2, "ipset": 2}  # iptables has the rules of two families, and ipset has our sets and a copy of a set
+    parts = {"iptables": 2, "ipset": 2}  # one error per family of rules; one error for our sets and one for the copy of a set
     assert len(observed.errors) == parts.get(name, 1), "one line per part"
     assert all(f"use {name}" in error for error in observed.errors)
 

@@ -60,7 +60,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> o
 
 
 @pytest.mark.usefixtures("network_namespace", "kernel")
-def test_local_routes_are_found_in_an_unfiltered_listing_of_all_routes_of_the_host() -> None:
+def test_our_local_routes_are_found_even_if_the_kernel_lists_all_routes_of_the_host() -> None:
     run("ip", "route", "add", "local", "10.97.0.1", "dev", "lo", "table", "local", "protocol", "250", "metric", "1024")
     with contextlib.closing(RouteDriver()) as driver:
         outcomes = driver.apply([Operation(Verb.ADD, LocalRoutes.of(address)) for address in (V4, V6)])

@@ -67,7 +67,7 @@ def test_a_setting_that_does_not_exist_is_not_created(root: pathlib.Path) -> Non
 @pytest.mark.parametrize(
     ("number", "remedy"), [(errno.EROFS, "mounted read-only"), (errno.EACCES, "--init-only"), (errno.EINVAL, "this value")]
 )
-def test_the_error_for_a_refused_setting_says_how_to_fix_it(
+def test_if_a_setting_is_refused_the_error_says_how_to_fix_this(
     root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:
     monkeypatch.setattr(os, "open", Mock(side_effect=OSError(number, os.strerror(number))))

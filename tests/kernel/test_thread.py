@@ -61,13 +61,15 @@ async def test_calls_run_in_their_order_while_the_event_loop_continues(thread: K
     assert thread._target.calls == [0, 1, 2, 3, 4]
 
 
-async def test_an_exception_in_a_call_is_raised_in_the_caller_and_the_next_call_is_run(thread: KernelThread[Target]) -> None:
+async def test_if_a_call_fails_the_caller_gets_the_exception_and_the_thread_runs_the_next_call(
+    thread: KernelThread[Target],
+) -> None:
     with pytest.raises(KernelError):
         await thread.call(lambda target: target.fail())
     assert await thread.call(note(4)) == 8
 
 
-async def test_an_exception_while_creating_the_object_is_raised_in_the_caller_and_the_thread_ends() -> None:
+async def test_if_creating_the_object_fails_the_caller_gets_the_exception_and_the_thread_ends() -> None:
     makers: list[threading.Thread] = []
 
     def make() -> Target:
@@ -152,7 +154,7 @@ def note(number: int, *, wait: bool = False) -> Callable[[Target], int]:
     return lambda target: target.note(number, wait=wait)
 
 
-async def test_a_call_that_takes_long_is_logged_once_while_it_is_still_running(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_call_is_logged_once_while_it_is_still_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.01)
     slow = asyncio.Semaphore(0)
     thread = await KernelThread.start(Target, slow.release)

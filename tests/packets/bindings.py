@@ -11,7 +11,7 @@ from tests.support import patience
 
 
 def label(family: Family) -> str:
-    """The IP family that is part of the name of a test case."""
+    """The name of an IP family in the name of a test case."""
     return family.label
 
 

@@ -10,7 +10,7 @@ from tests.support import cluster, lab
 
 ANSWERED = "ok"
 ATTEMPTS = 4
-"""The number of requests, which suffices to reach both of two endpoints, because the scheduler takes turns."""
+"""The number of requests per row. It suffices to reach both of two endpoints, because the scheduler chooses them in turn."""
 MASQUERADED = "bridge node"
 """The source addresses of a masqueraded client that a pod on this node and a pod on the other node see."""
 
@@ -70,7 +70,7 @@ class Question(NamedTuple):
         backends, sources = (
             tuple(sorted(cluster.address(one, self.family) for one in names.split())) for names in (row.backends, row.sources)
         )
-        # For SCTP, Linux ignores the ICMP error that refuses clients of the other protocols.
+        # An ICMP error refuses clients of TCP and UDP, but Linux ignores this error for SCTP.
         outcome = "timeout" if row.outcome == "refused" and self.protocol == "SCTP" else row.outcome
         return lab.Result(outcome, backends, sources)
 
@@ -83,8 +83,8 @@ def questions(rows: Iterable[Row]) -> list[Question]:
 def ask(laboratory: lab.Lab, asked: Sequence[Question]) -> Mapping[Question, lab.Result]:
     """Run all probes.
 
-    Requests that get no answer run at the same time. All other probes run one after the other, because the scheduler chooses one
-    endpoint after the other.
+    Requests that get no answer run at the same time. All other probes run one after the other, because the scheduler chooses the
+    endpoints in turn.
     """
     silent = [one for one in asked if one.row.outcome != ANSWERED]
     results = dict(zip(silent, laboratory.probe_all(one.probe for one in silent), strict=True))

@@ -43,7 +43,7 @@ def configure(path: Path, **ours: object) -> None:
 def holds(laboratory: lab.Lab, backend: Backend, variant: str = "") -> bool:
     """Whether this backend has our rules and sets, and the other backend has none of our objects.
 
-    ``variant`` is the ending of the iptables programs that list the rules, such as "-legacy".
+    ``variant`` is the suffix in the names of the iptables programs that list the rules, such as "-legacy".
     """
     chains = "".join(laboratory.run("node", f"{program}{variant}-save") for program in ("iptables", "ip6tables"))
     sets = laboratory.run("node", "ipset", "list", "-name")
@@ -53,7 +53,7 @@ def holds(laboratory: lab.Lab, backend: Backend, variant: str = "") -> bool:
 
 
 def iptables_is_empty() -> bool:
-    """Whether iptables has no chain, and ipset no set, that belongs to kube-proxy or to us."""
+    """Whether no chain in iptables and no set in ipset belongs to kube-proxy or to us."""
     return not any(golden_state.read_state(("ipsets", "iptables")).values())
 
 
@@ -64,7 +64,7 @@ requests."""
 
 @contextlib.contextmanager
 def refusing_always(running: Cluster, clients: Sequence[tuple[str, str, int, Family]]) -> Iterator[None]:
-    """Fail at the end of the block if any of these clients has been answered.
+    """Fail at the end of the block if any of these clients has received an answer.
 
     Each client is a tuple: the name of its outside address, the TCP address and port of the server, and the family.
     """

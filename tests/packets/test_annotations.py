@@ -137,7 +137,7 @@ def test_connections_survive_a_change_of_the_scheduler_under_load(running: Clust
     assert load.outcomes.get("refused", 0) < load.outcomes["ok"] / 10
     assert kept.ask() == kept.backend
     kept.close()
-    assert scheduled(running, to) >= before  # the counters of a virtual server start at 0 when it is added again
+    assert scheduled(running, to) >= before  # the counter would be smaller if the virtual server had been removed and added again
 
 
 def scheduled(running: Cluster, address: str) -> int:
@@ -152,7 +152,10 @@ def scheduled(running: Cluster, address: str) -> int:
 
 @pytest.mark.parametrize("scheduler", [pytest.param("sh", marks=patience.THOROUGH), "mh"])
 def test_two_nodes_send_a_client_to_the_same_endpoint(running: Cluster, tmp_path: pytest.TempPathFactory, scheduler: str) -> None:
-    """The second node is this node under another name, which changes the order of real servers unless the scheduler is a hash."""
+    """The second node is this node with another name.
+
+    Its name changes the order of real servers unless the scheduler is a hash.
+    """
     sources = {family: _sources(running, family) for family in Family}
     running.have()
     maps = []
@@ -174,7 +177,7 @@ def test_two_nodes_send_a_client_to_the_same_endpoint(running: Cluster, tmp_path
     assert len(set(maps[0])) == len(PODS) * len(Family)
 
 
-def test_the_share_of_a_new_endpoint_is_small_and_rises_gradually(running: Cluster) -> None:
+def test_during_its_slow_start_a_new_endpoint_gets_a_small_share_that_rises_gradually(running: Cluster) -> None:
     """The first slow start takes an hour, so that the weight stays small even if requests take long on a busy machine."""
     running.have()
     running.have(_web("p1", scheduler="wrr", slow_start="1h"))

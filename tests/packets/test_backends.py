@@ -1,4 +1,4 @@
-"""Rules in nftables: a switch under load, removal by other programs, inspection, clean-up, and the transactions of a sync.
+"""Rules in nftables: a switch of backends under load, drift by other programs, commands, cleanup, and transactions of a sync.
 
 All other packet tests run with nftables, too: see docs/testing.md.
 """
@@ -248,7 +248,7 @@ def test_the_commands_explain_verify_and_plan_print_the_same_output_with_both_ba
 
 
 @pytest.mark.parametrize(("former", "new"), [(Backend.IPTABLES, Backend.NFTABLES), (Backend.NFTABLES, Backend.IPTABLES)], ids=str)
-def test_after_a_kill_during_a_switch_of_backends_cleanup_removes_our_objects_from_both_backends(
+def test_if_the_program_was_killed_during_a_switch_of_backends_cleanup_removes_our_objects_from_both_backends(
     laboratory: lab.Lab, tmp_path: Path, former: Backend, new: Backend
 ) -> None:
     with Cluster(laboratory, tmp_path, f"--rules-backend={former}") as running:
@@ -306,7 +306,7 @@ def _serving(laboratory: lab.Lab, tmp_path: Path) -> Iterator[Cluster]:
 def transactions(serving: Cluster, *manifests: list[Manifest]) -> int:
     """The number of transactions that a sync with these objects needs, from the generation number.
 
-    Only our program writes, and each transaction is one generation.
+    Only ipvsproxy writes to nf_tables, and each transaction increases the generation number by one.
     """
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         before, syncs = nft.generation(channel), serving.synced_services

@@ -1,6 +1,6 @@
 """Direct return on three nodes: which pod answers, which client address the pod sees, and what survives the failure of a node.
 
-Service addresses are on the device; ``three_nodes.py`` describes the nodes.
+Service addresses are bound to ``kube-ipvs0``. ``three_nodes.py`` describes the nodes.
 """
 
 import functools
@@ -145,8 +145,8 @@ def test_two_nodes_of_entry_send_most_clients_to_the_same_node(
 ) -> None:
     """The more nodes have endpoints, the fewer clients are sent to another node after a change.
 
-    The connections in two kernels show which nodes the kernels have chosen. Most nodes with endpoints exist only in the API, so
-    datagrams to them get no answer.
+    The tables of connections in the kernels of two nodes of entry show which nodes these kernels have chosen. Most nodes with
+    endpoints exist only in the API, so datagrams to them get no answer.
 
     ``count`` nodes have endpoints. The client changes its node of entry three times: to a node with an endpoint, to a node
     without an endpoint, and at the moment at which a node with an endpoint disappears.

@@ -34,7 +34,7 @@ Recorded kube-proxies knew only the pods' IPv4 addresses, so Services of IPv6 ha
 """
 CLIENT = cluster.address("client", Family.IPV4)
 HELD = (("p1", "TCP", "10.96.16.1", 80), ("host", "TCP", "fd00:10:96::b01", 80), ("client", "TCP", "198.51.100.6", 80))
-"""Open connections to other Services."""
+"""The connections to other Services that stay open."""
 FORMER = {
     "net/ipv4/conf/all/rp_filter": "2",
     "net/ipv4/conf/tunl0/rp_filter": "1",
@@ -139,7 +139,7 @@ def _other_node(node: lab.Lab, directory: Path, direct_return: str) -> Iterator[
 
 
 def _marked(node: lab.Lab, place: str) -> bool:
-    """Whether a node has rules, sets or virtual servers that kube-proxy does not know."""
+    """Whether a node has rules, sets or virtual servers that only ipvsproxy creates."""
     return re.search("IPVSPROXY|-[Aa] -f", _objects(node, place)) is not None
 
 

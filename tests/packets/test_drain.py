@@ -22,7 +22,7 @@ def _weights(running: Cluster, family: Family) -> dict[str, int]:
     return running.real_servers("TCP", cluster.address("cluster 1", family), 80)
 
 
-def test_connections_survive_the_removal_and_return_of_their_endpoint_and_a_restart_until_they_end_or_reach_the_deadline(
+def test_draining_connections_survive_a_restart_and_the_return_of_their_endpoint_until_they_end_or_the_deadline_passes(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with Cluster(laboratory, tmp_path) as running:

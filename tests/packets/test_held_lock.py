@@ -1,4 +1,4 @@
-"""A start with another backend while a different program holds the iptables lock and policies of Services change.
+"""A start with another backend, while another program holds the iptables lock and while policies of Services change.
 
 Because of the lock, old iptables rules cannot be removed, or new iptables rules cannot be written. No packet may be treated
 according to set entries of former policies.
@@ -84,7 +84,7 @@ def test_no_packet_is_treated_according_to_a_former_policy_while_another_program
     new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)
     with Cluster(laboratory, tmp_path, *API, f"--rules-backend={former}") as running:
         running.have(services(changed=False))
-        # a kubelet with the legacy variant of iptables makes this chain; programs of the other variant take no lock
+        # a kubelet makes this chain, so ipvsproxy chooses the legacy variant; programs of the other variant take no lock
         for program in ("iptables-legacy", "ip6tables-legacy"):
             laboratory.run("node", program, "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")
         running.program.__exit__(None, None, None)

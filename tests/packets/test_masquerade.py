@@ -74,7 +74,7 @@ def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> C
         for mode, binding in zip(MODES, itertools.cycle(Binding), strict=False)
     ],
 )
-def test_backends_see_either_the_address_of_the_node_or_the_address_of_the_sender(
+def test_the_masquerade_mode_determines_whether_backends_see_the_address_of_the_node_or_of_the_sender(
     running: Cluster, mode: str, binding: Binding
 ) -> None:
     flags, expected = MODES[mode]

@@ -23,7 +23,7 @@ SETTING = Path("/proc/sys/net/ipv4/vs/sloppy_sctp")
 
 @pytest.fixture(name="association")
 def _association(laboratory: lab.Lab) -> Iterator[None]:
-    """The client reaches the Service from its first address until :func:`_move` is called."""
+    """The client uses its first address for the Service until :func:`_move` is called."""
     laboratory.ip("client", f"route add {TO} via 172.18.0.2 src {FIRST}")
     try:
         yield
@@ -32,7 +32,7 @@ def _association(laboratory: lab.Lab) -> Iterator[None]:
 
 
 def _move(running: Cluster) -> lab.Connection:
-    """Open an association, and let its client continue from its second address."""
+    """Open an association, and let the client continue from the second address."""
     running.have(WEB)
     opened = running.lab.open("client", "SCTP", TO, 80, src=f"{FIRST},{SECOND}")
     assert opened.backend == cluster.address("p1", Family.IPV4)
@@ -48,7 +48,9 @@ def _clients(running: Cluster) -> set[str]:
 
 
 @pytest.mark.usefixtures("association")
-def test_an_association_ends_if_only_an_init_chunk_may_open_a_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_an_association_ends_after_its_client_has_changed_its_address_if_only_an_init_chunk_may_open_a_connection(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     with Cluster(laboratory, tmp_path) as running:
         assert SETTING.read_text() == "0\n"
         opened = _move(running)

@@ -291,7 +291,7 @@ def _wall(tmp_path: Path) -> Firewalld:
 
 
 def trust(wall: Firewalld) -> None:
-    """What docs/running.md requires: the interfaces of pods and of incoming clients are in a zone that accepts packets."""
+    """As docs/running.md requires, put the interfaces of pods and of incoming clients into a zone that accepts packets."""
     for interface in ("cni0", "eth0"):
         wall.command("--zone=trusted", f"--change-interface={interface}")
         wall.command("--permanent", "--zone=trusted", f"--add-interface={interface}")

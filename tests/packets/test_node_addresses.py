@@ -82,9 +82,9 @@ def test_node_ports_are_served_on_the_present_addresses_of_the_node(running: Clu
 def test_connections_through_a_node_port_survive_a_short_absence_of_the_node_address(running: Cluster) -> None:
     """If netplan, a DHCP client or keepalived removes an address for a moment, connections through the address must not end.
 
-    While the address is missing, the client must not send, so the test first waits for the last acknowledgement. A packet that is
-    sent while the address is missing would take another route than earlier packets of its connection. The kernel would delete the
-    connection of such a packet (``nf_nat_oif_changed``), with or without this program.
+    While the address is missing, the client must not send a packet, so the test first waits for the last acknowledgement. A
+    packet that is sent while the address is missing would take another route than earlier packets of its connection. The kernel
+    would delete the connection of such a packet (``nf_nat_oif_changed``), with or without this program.
     """
     assert running.lab.run("node", "sysctl", "-n", "net.ipv4.vs.expire_nodest_conn").strip() == "1"
     new = _bare(NEW.values())
@@ -126,7 +126,7 @@ def test_a_service_address_that_another_device_of_the_node_has_is_not_bound_agai
 
 
 def test_node_ports_are_served_only_on_addresses_in_the_configured_ranges(running: Cluster) -> None:
-    """The recordings of kube-proxy in ``tests/test_golden.py`` do not have these values of ``--nodeport-addresses``."""
+    """The recordings of kube-proxy in ``tests/test_golden.py`` do not cover these values of ``--nodeport-addresses``."""
     running.program.kill()
     running.start("--nodeport-addresses=203.0.113.0/24,2001:db8:9::/64")
     assert _node_port_addresses(running) == set(), "the node ports of the start before are removed"

@@ -30,7 +30,7 @@ NAMESPACES = {"p1": "p1", "r1": "remote", "r2": "remote"}
 
 @pytest.fixture(scope="module", name="running")
 def _running(running: Cluster) -> Cluster:
-    # Packets to an address that no machine has leave the node, and are tracked, as in a cluster.
+    # As in a cluster, the node has a default route. So packets to an address that no machine has are tracked, and leave the node.
     running.lab.ip("node", "route replace default via 172.18.0.50", "route replace default via fc00:f853:ccd::50")
     for pod, namespace in NAMESPACES.items():
         for family in Family:

@@ -97,7 +97,7 @@ class Proxies:
     def start(self, pod: Pod) -> Callable[[], None]:
         """Start the program of a pod, and wait until it is ready."""
         if not pod.is_ours:
-            if self._by_nftables and self.served_by:  # kube-proxy writes its rules and sets
+            if self._by_nftables and self.served_by:  # kube-proxy would now write its rules and sets
                 golden_state.restore_rules(RECORDED)
             assert own_objects() == self._has
             self._check("kube-proxy")
@@ -216,7 +216,7 @@ def _migrate(one: OneNode, proxies: Proxies) -> None:
 
 
 def _check_shown_log(log: str) -> None:
-    """The log lines on the page have the keys of the real lines, except the lines about lists, which come from an API server."""
+    """Check that log lines on the page have the keys of real log lines, except lines about lists that come from an API server."""
     page = (test_runbook.ROOT / "docs/migration.md").read_text()
     shown = re.findall(r"^… (level=info event=(\w+) .+)$", page, re.MULTILINE)
     assert [event for _, event in shown] == ["starting", "listed", "synced"]

@@ -45,7 +45,7 @@ def _start(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> None:
     """Set the API's objects, and wait until they are programmed.
 
-    ``Cluster.have`` waits for one sync with Services. An interface that an earlier test has removed causes a sync as well. This
+    ``Cluster.have`` waits for one sync with Services. The removal of an interface by an earlier test causes a sync as well. This
     function adds a marker Service, waits for its sync, and repeats this once. The second sync begins after the sync of the
     objects.
     """
@@ -126,7 +126,7 @@ LINK_LOCAL = "169.254.20.10"
 
 
 def test_nodelocal_dns_works_with_ipvs_only_if_its_interface_does_not_have_the_cluster_ip(start: Start) -> None:
-    """The interface, addresses and rules from nodelocaldns.yaml (k8s-dns-node-cache 1.26.4), without the cache program."""
+    """The interface, addresses and rules are those of nodelocaldns.yaml (k8s-dns-node-cache 1.26.4). The cache does not run."""
     running = start()
     laboratory, dns = running.lab, cluster.address("cluster 1", Family.IPV4)
     have(running, service("kube-dns", 1, "r1", protocols=["UDP"]))
@@ -178,7 +178,7 @@ def test_k3s_servicelb_makes_other_nodes_unreachable_unless_a_workaround_is_conf
 
 
 def test_without_strict_arp_each_node_answers_arp_requests_for_addresses_of_load_balancers(start: Start) -> None:
-    """In layer 2 mode, MetalLB answers ARP requests itself, and needs strict ARP, as kube-vip does in the next test."""
+    """In layer 2 mode, MetalLB answers ARP requests itself, so MetalLB needs strict ARP. The next test is about kube-vip."""
     running = start()
     laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)
     have(running, service("web", 1, "p1", protocols=["TCP"], balancer=True))
@@ -207,10 +207,10 @@ def test_an_external_ip_equal_to_the_address_of_another_node_makes_that_node_unr
 
 @pytest.mark.parametrize("binding", [Binding.ADDRESSES, pytest.param(Binding.ROUTES, marks=patience.THOROUGH)], ids=str)
 def test_an_address_of_kube_vip_is_served_whether_or_not_this_node_is_the_leader(start: Start, binding: Binding) -> None:
-    """kube-vip adds the address to an interface of its leader, here ``eth0``, and removes it when another node leads.
+    """kube-vip adds the address to an interface of its leader, here ``eth0``, and removes the address when another node leads.
 
-    With strict ARP, only the leader of kube-vip answers ARP requests for the address, just as only the chosen node of MetalLB
-    answers them.
+    With strict ARP, only the leader of kube-vip answers ARP requests for the address. With MetalLB, only the chosen node answers
+    them.
     """
     running = start("--ipvs-strict-arp=true", f"--ipvs-vip-binding={binding}")
     laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)

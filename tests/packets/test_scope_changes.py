@@ -66,7 +66,10 @@ def traces(running: cluster.Cluster) -> list[str]:
 
 
 def has_no_traces(running: cluster.Cluster) -> bool:
-    """Whether second scopes are gone. Virtual servers are among the last objects, and reading them starts no process."""
+    """Whether second scopes are gone.
+
+    Virtual servers are read first: they are removed late, and reading them starts no process.
+    """
     return "FWM" not in Path("/proc/net/ip_vs").read_text() and traces(running) == []
 
 
@@ -78,7 +81,7 @@ PREFIX = ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefi
     "flags",
     [
         pytest.param((*BRIDGE, "--masquerade-all"), id="bridge, masquerade all"),
-        # The kernel needs the rules that test_scopes.py needs, and a rule for a bridge name with a wildcard.
+        # The following cases need no other kernel features than test_scopes.py and a match of a bridge name with a wildcard.
         pytest.param(("--detect-local-mode=NodeCIDR",), id="ranges of the Node", marks=patience.THOROUGH),
         pytest.param(PREFIX, id="prefix of interfaces", marks=patience.THOROUGH),
     ],
@@ -204,7 +207,7 @@ def test_connections_survive_a_restart_with_other_firewall_marks_and_the_complet
 # A reload switches second scopes off and on; the commands plan, verify and cleanup.
 
 FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
-"""A virtual server of another program, whose mark uses bits of our marks."""
+"""A virtual server of another program. The firewall mark of this virtual server uses bits of our marks."""
 BESIDE = re.compile(r"sysctl|flow")
 """Differences that this test ignores: a network namespace may not change the size of the connection table, and a start reads
 flows."""
@@ -371,7 +374,9 @@ def test_connections_survive_a_change_of_the_traffic_policy_to_cluster(running: 
         one.abort()
 
 
-def test_a_host_process_reaches_all_endpoints_through_a_balancer_address_on_another_interface(running: cluster.Cluster) -> None:
+def test_a_host_process_reaches_all_endpoints_at_a_load_balancer_address_that_an_interface_of_the_node_has(
+    running: cluster.Cluster,
+) -> None:
     """The node has the address of the load balancer, as with kube-vip.
 
     The other node also has this address, so an answer to this source address would not leave the other node.
@@ -411,7 +416,7 @@ def marks(running: cluster.Cluster) -> list[str]:
 def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) -> None:
     """Restart the program while a pod sends requests to the load-balancer addresses with these numbers.
 
-    At each address, only the pod given for this address may answer.
+    For each address, the caller gives the only pod that may answer.
     """
     loads = []
     with contextlib.ExitStack() as asking:

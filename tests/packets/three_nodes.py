@@ -1,7 +1,7 @@
 """Three nodes with one program each, for tests of direct return.
 
-``node`` has the pods p1 and p2, ``remote`` has the pods r1 and r2, and ``third`` has no pods. Clients choose the node of entry by
-a route.
+``node`` has the pods p1 and p2, ``remote`` has the pods r1 and r2, and ``third`` has no pods. A route of the client determines
+the node of entry.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ DIRECT = ("--ipvs-direct-return=on", "--ipvs-traffic-scopes=kube-proxy")
 
 
 def node(name: str, *addresses: str, takes_part: bool = True) -> dict[str, Any]:
-    """A Node, which may take part in direct return."""
+    """The manifest of a Node. If ``takes_part`` is true, the Node takes part in direct return."""
     return {
         "apiVersion": "v1",
         "kind": "Node",

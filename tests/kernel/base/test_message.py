@@ -97,7 +97,7 @@ def test_a_layout_defines_the_order_in_which_the_fields_of_a_message_are_returne
         assert name.split(b"\0")[0] in (b"rr", b"wrr", b"mh", b"longer")
 
 
-def test_a_layout_returns_none_if_a_field_is_missing_or_too_short() -> None:
+def test_a_layout_returns_no_fields_of_a_message_if_one_field_is_missing_or_too_short() -> None:
     layout = message.Layout(FIELDS)
     for data in (
         attribute(3, bytes(4)),

@@ -32,7 +32,7 @@ def root(tmp_path: pathlib.Path) -> pathlib.Path:
         ("ip_vs_mh", ModuleState.MISSING),
     ],
 )
-def test_a_module_is_found_without_loading_it(root: pathlib.Path, name: str, state: ModuleState) -> None:
+def test_the_state_of_a_module_is_found_without_loading_the_module(root: pathlib.Path, name: str, state: ModuleState) -> None:
     assert modules.module_state(name, root) is state
 
 

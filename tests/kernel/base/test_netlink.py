@@ -253,13 +253,13 @@ def test_a_query_without_an_answer_is_an_error(answer: Callable[[list[int]], lis
     ],
     ids=["cut off", "without a number", "an error without its number", "half a number"],
 )
-def test_an_answer_that_cannot_be_parsed_is_an_error_of_the_kernel(answer: Callable[[list[int]], list[Answer]]) -> None:
+def test_an_answer_that_cannot_be_parsed_raises_a_kernel_error(answer: Callable[[list[int]], list[Answer]]) -> None:
     tested, _ = channel(answer)
     with pytest.raises(KernelError, match=r"find IPVS: .*(parsed|Bad message)"):
         netlink.resolve_family(tested, "IPVS", "ip_vs")
 
 
-def test_the_error_for_an_unknown_netlink_family_names_the_kernel_module_of_the_family() -> None:
+def test_if_a_netlink_family_is_unknown_the_error_names_the_kernel_module_of_the_family() -> None:
     tested, _ = channel(lambda numbers: [error(numbers[0], errno.ENOENT)])
     with pytest.raises(KernelError, match="this kernel has no IPVS: the module ip_vs is missing or cannot be loaded"):
         netlink.resolve_family(tested, "IPVS", "ip_vs")

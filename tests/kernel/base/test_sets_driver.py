@@ -75,7 +75,7 @@ def test_polls_return_the_contents_of_the_kernel_even_after_changes_by_other_pro
     view: dict[str, ObservedSet | None] = {}
     for kind, name in [*history, ("poll", ""), ("poll", "")]:
         match kind:
-            case "write" | "undo" if name in driver.kernel:  # another program undoes our write before the set is read again
+            case "write" | "undo" if name in driver.kernel:  # for "undo", another program undoes our write before the set is read
                 before = set(driver.kernel[name])
                 driver.apply([Operation(Verb.ADD, SetEntries.of(SetEntry(name, port=1)))])
                 view[name] = None

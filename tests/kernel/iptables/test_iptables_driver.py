@@ -149,7 +149,9 @@ def test_a_program_that_hangs_while_it_lists_rules_is_killed_and_the_listing_fai
         iptables.IptablesDriver(chains=(), jumps=()).observe(Family.IPV4)
 
 
-def test_the_error_for_a_missing_program_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_if_an_iptables_program_is_missing_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     expected = Refusal("iptables is not in PATH; install the package iptables", is_certain=True)
     assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == expected

@@ -86,7 +86,7 @@ def test_host_port_rules_in_a_separate_nftables_table_are_reported_whichever_ipt
     assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, "nftables")) == ()
 
 
-def test_a_kernel_without_nf_tables_has_no_chain_in_nf_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_chain_is_found_in_nf_tables_if_the_kernel_has_no_nf_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = Mock()
     monkeypatch.setattr(modules, "note_no_nf_tables", noted)
     monkeypatch.setattr(netlink.Channel, "dump", Mock(side_effect=KernelError(action="read", errno=errno.EINVAL)))

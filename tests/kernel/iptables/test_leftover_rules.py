@@ -185,7 +185,7 @@ def test_leftover_rules_of_the_other_variant_are_read_if_its_programs_are_instal
     params=[(variant, family) for variant in Variant for family in Family], ids=lambda one: f"{one[0]}-{one[1].label}"
 )
 def place(request: pytest.FixtureRequest, network_namespace: None) -> RulesPlace:
-    """A variant and a family whose tables hold rules of kube-proxy's iptables mode and of other programs."""
+    """A variant and a family. Their tables contain rules of kube-proxy's iptables mode and of other programs."""
     variant, family = request.param
     run(f"{iptables_variant.commands(variant)[family]}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
     return RulesPlace(variant, family, is_used=False)

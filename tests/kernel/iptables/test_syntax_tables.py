@@ -5,7 +5,7 @@ from ipvsproxy.model.rules import ChainKey, Jump
 from tests.kernel.iptables.skeleton_example import CHAINS, INPUT, MARK, NOTHING, OUTPUT, PREROUTING, SERVICES, SKELETON
 
 
-def test_chains_rules_and_jumps_are_written_to_empty_tables() -> None:
+def test_rules_and_jumps_are_written_to_empty_tables_together_with_our_chains() -> None:
     assert iptables_syntax.render_restore(SKELETON, NOTHING) == (
         "*nat\n"
         ":KUBE-SERVICES - [0:0]\n"

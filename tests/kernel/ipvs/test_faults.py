@@ -56,7 +56,7 @@ def test_an_operation_fails_if_its_answer_is_lost_and_later_operations_on_a_new_
     assert clean(apply(driver, Verb.ADD, one, real(one, "10.1.0.1")))
 
 
-def test_a_removal_with_a_lost_answer_does_not_count_as_done() -> None:
+def test_a_removal_does_not_count_as_done_if_the_answer_is_lost() -> None:
     driver, kernel = fake()
     kernel.answers = [fake_netlink.OVERRUN]
     assert "answer was lost" in result(driver, Verb.REMOVE, server("10.96.0.1"))[0]

@@ -161,7 +161,7 @@ VIRTUAL = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
         VirtualServer(VIRTUAL, VirtualServerSettings("x" * 16)),
     ],
 )
-def test_a_value_too_long_for_its_field_is_an_error_instead_of_being_truncated(item: RealServers | VirtualServer) -> None:
+def test_a_value_that_is_too_long_for_its_field_is_an_error_and_is_not_truncated(item: RealServers | VirtualServer) -> None:
     with pytest.raises((ValueError, struct.error)):
         encode(Operation(Verb.ADD, item))
 

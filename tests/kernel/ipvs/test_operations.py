@@ -26,7 +26,7 @@ def test_a_new_virtual_server_gets_a_costly_scheduler_only_after_all_its_new_rea
 
 
 @pytest.mark.parametrize("verb", [Verb.SET, Verb.REMOVE])
-def test_an_existing_virtual_server_keeps_its_costly_scheduler_while_it_gets_real_servers(verb: Verb) -> None:
+def test_an_existing_virtual_server_keeps_its_costly_scheduler_while_real_servers_are_added(verb: Verb) -> None:
     given = [Operation(verb, PREPARED), Operation(Verb.ADD, PAIR)]
     assert ipvs_operations.as_sent(given) == (given, [0, 1])
 

@@ -228,7 +228,9 @@ def test_a_virtual_server_removed_while_the_table_is_read_is_returned_as_removed
     assert table.read() == {WEB: None}
 
 
-def test_real_servers_removed_since_the_last_read_are_detected_through_netlink(table: Table) -> None:
+def test_if_real_servers_are_removed_while_the_table_is_read_their_virtual_server_is_read_again_through_netlink(
+    table: Table,
+) -> None:
     table.put(WEB, pod(1), pod(2))
     table.on_destinations = lambda: table.content[WEB][1].pop(pod(2), None) and None
     assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): 1})}

@@ -83,7 +83,7 @@ class Kernel:
             yield fake_netlink.done(sequence)
 
 
-def test_a_persistence_engine_is_shown_and_virtual_servers_of_other_protocols_are_omitted() -> None:
+def test_the_rows_show_a_persistence_engine_and_omit_virtual_servers_of_other_protocols() -> None:
     kernel = Kernel(*(functools.partial(fake_netlink.message, payload=bytes(4) + one) for one in DUMP))
     rows = ipvs_rows.read(kernel.connect)
     assert (rows.version, rows.size) == ("1.2.1", 4096)

@@ -46,7 +46,7 @@ def test_an_error_that_occurs_before_the_kernel_looks_up_the_scheduler_is_raised
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", ["nosuch", "x" * 40])
-def test_the_error_for_a_missing_scheduler_names_its_kernel_module(driver: IpvsDriver, name: str) -> None:
+def test_if_a_scheduler_is_missing_the_error_names_the_kernel_module_of_the_scheduler(driver: IpvsDriver, name: str) -> None:
     assert driver.why_unusable(name) == (
         f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is missing or cannot be loaded"
     )

@@ -185,7 +185,7 @@ def test_if_the_flows_of_one_family_cannot_be_listed_the_flows_of_the_other_fami
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["kept", "stale"])
-def test_the_memory_used_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
+def test_the_memory_for_a_listing_of_flows_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
     """Each datagram of a listing has 32 kB, so keeping a hundred datagrams would take at least 3.2 MB."""
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:

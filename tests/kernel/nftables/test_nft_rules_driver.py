@@ -87,7 +87,7 @@ def test_written_rules_are_read_back_unchanged(driver: NftRulesDriver, family: F
 
 
 @FAMILIES
-def test_the_text_of_the_longest_rule_fits_into_its_comment(family: Family) -> None:
+def test_the_text_of_the_longest_rule_fits_into_the_comment_of_a_rule(family: Family) -> None:
     texts = [render(rule, family) for rules in every_rule(family).chains.values() for rule in rules]
     assert max(map(len, texts)) <= nft_message.TEXT_LIMIT
     assert not [text for text in texts if '"' in text], "nft takes no such comment"
@@ -290,7 +290,7 @@ def test_checking_whether_a_family_is_usable_leaves_no_rules(family: Family) -> 
     assert nft("list", "ruleset") == ""
 
 
-def test_a_family_that_the_kernel_does_not_support_is_refused(tmp_path: pathlib.Path) -> None:
+def test_rules_of_a_family_that_the_kernel_does_not_support_are_refused(tmp_path: pathlib.Path) -> None:
     with contextlib.closing(NftRulesDriver(chains=(), jumps=(), proc=tmp_path)) as made:
         assert made.try_writing(Family.IPV6) == ("the kernel has no IPv6", True)
 

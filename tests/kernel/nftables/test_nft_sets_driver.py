@@ -171,7 +171,7 @@ def test_an_entry_with_a_new_mark_or_mask_replaces_the_old_entry(driver: NftSets
         assert set(driver.observe([SCOPE])[SCOPE].entries) == {one}
 
 
-def test_a_mark_whose_comment_another_program_wrote_is_read_without_a_mask(driver: NftSetsDriver) -> None:
+def test_an_entry_with_a_mark_is_read_without_a_mask_if_another_program_has_written_the_comment(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[SCOPE])
     nft("add", "element", "inet", "ipvsproxy", SCOPE, '{ 10.96.0.1 . tcp . 80 comment "mask 0xff or so" : 0x12 }')
     assert [str(found) for found in driver.observe([SCOPE])[SCOPE].entries] == ["10.96.0.1,tcp:80 skbmark 0x12/0x0"]
@@ -281,7 +281,7 @@ def test_a_catch_all_element_is_observed_and_removed_like_an_entry(driver: NftSe
     assert result(driver, Verb.REMOVE, ForeignElement(name)) == ("", True)
 
 
-def test_elements_behind_a_catch_all_element_are_read() -> None:
+def test_elements_that_the_kernel_lists_after_a_catch_all_element_are_read() -> None:
     """The kernel lists the catch-all element last, but does not promise this order."""
     encoded = nft_message.element_for_all_others() + nft_sets.encode(IP_SETS[CLUSTER], entry(1))
     described = nft_message.new_set(CLUSTER, nft_sets.shape(IP_SETS[CLUSTER]), 1)

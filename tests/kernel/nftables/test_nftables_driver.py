@@ -54,7 +54,7 @@ def held(driver: NftDriver) -> set[SetEntry]:
     return set(driver.sets.observe([CLUSTER])[CLUSTER].entries)
 
 
-def test_sets_entries_and_the_rules_of_both_families_are_written_in_one_transaction(driver: NftDriver) -> None:
+def test_one_transaction_writes_sets_and_their_entries_and_the_rules_of_both_families(driver: NftDriver) -> None:
     before = generation()
     assert driver.apply(EVERYTHING) == [Outcome(one) for one in EVERYTHING]
     assert generation() == before + 1
