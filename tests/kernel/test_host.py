@@ -76,7 +76,7 @@ def test_if_raw_sockets_cannot_be_opened_the_library_that_replaces_them_must_be_
     assert host.missing_privileges(proc, library=tmp_path / "datagram.so") == ()
 
 
-def test_if_ipvs_is_missing_features_that_depend_on_ipvs_are_not_reported_separately(proc: pathlib.Path) -> None:
+def test_features_that_depend_on_ipvs_are_not_reported_separately_if_ipvs_is_missing(proc: pathlib.Path) -> None:
     (proc / "thread-self/net/ip_vs").unlink()
     (proc / "sys/net/ipv4/vs/conntrack").unlink()
     (missing,) = host.missing_features(proc)
@@ -129,7 +129,7 @@ def test_a_host_without_modprobe_is_not_an_error(tmp_path: pathlib.Path, monkeyp
     assert host.load_modules(sys=tmp_path) == "modprobe is not in PATH"
 
 
-def test_if_modprobe_cannot_be_run_this_is_reported(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_reported_if_modprobe_cannot_be_run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "modprobe").write_bytes(b"\x7fELF")
     (tmp_path / "modprobe").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -149,7 +149,7 @@ def test_with_an_ipset_that_has_revisions_of_each_type_nothing_is_missing() -> N
 
 
 @pytest.mark.checklist(94)
-def test_if_ipset_has_another_protocol_version_all_set_types_count_as_missing() -> None:
+def test_all_set_types_count_as_missing_if_ipset_has_another_protocol_version() -> None:
     ipset_err_protocol = 4097
     missing = host.missing_set_types(fake_netlink.refusing(ipset_err_protocol))
     assert len(missing) == len(SetType) * len(Family)

@@ -61,7 +61,7 @@ async def test_calls_run_in_their_order_while_the_event_loop_continues(thread: K
     assert thread._target.calls == [0, 1, 2, 3, 4]
 
 
-async def test_if_a_call_fails_the_caller_gets_the_exception_and_the_thread_runs_the_next_call(
+async def test_the_caller_gets_the_exception_of_a_failed_call_and_the_thread_runs_the_next_call(
     thread: KernelThread[Target],
 ) -> None:
     with pytest.raises(KernelError):
@@ -69,7 +69,7 @@ async def test_if_a_call_fails_the_caller_gets_the_exception_and_the_thread_runs
     assert await thread.call(note(4)) == 8
 
 
-async def test_if_creating_the_object_fails_the_caller_gets_the_exception_and_the_thread_ends() -> None:
+async def test_the_caller_gets_the_exception_and_the_thread_ends_if_creating_the_object_fails() -> None:
     makers: list[threading.Thread] = []
 
     def make() -> Target:

@@ -100,7 +100,7 @@ def test_open_connections_survive_the_failure_of_the_node_of_entry(three: Three)
         one.abort()
 
 
-def test_a_tunnelled_packet_for_a_removed_endpoint_is_refused_and_not_forwarded_to_a_third_node(three: Three) -> None:
+def test_a_tunnelled_packet_for_a_removed_endpoint_is_refused_and_not_forwarded_through_another_tunnel(three: Three) -> None:
     """The third node has no running program, so it still sends packets to the second node, whose endpoint was removed.
 
     In the API, the endpoint is now on the third node, so the second node sends packets of outside clients to the third node.

@@ -53,7 +53,7 @@ def test_with_session_affinity_a_client_keeps_its_endpoint_whichever_node_of_ent
 
 
 def test_source_ranges_are_enforced_at_the_node_of_entry(three: Three) -> None:
-    """Packets of clients outside the ranges do not even arrive at the node with the endpoint."""
+    """Packets of clients outside the source ranges do not even arrive at the node with the endpoint."""
     three.have(nodes(*NODES), web("r1", loadBalancerSourceRanges=[f"{CLIENT}/32"]))
     three.enter_by("third")
     assert three.lab.probe("client", "TCP", BALANCER, 80, src=CLIENT, count=4, timeout_s=20.0).outcome == "ok"

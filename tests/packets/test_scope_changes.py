@@ -333,7 +333,7 @@ def _third_node(laboratory: lab.Lab) -> Iterator[None]:
 def test_a_node_without_a_local_endpoint_does_not_answer_pods_of_third_nodes_at_its_node_port(
     running: cluster.Cluster,
 ) -> None:
-    """Packets from the third node's pod keep their source address, so a remote endpoint would answer around this node.
+    """Packets from the third node's pod keep their source address, so answers of a remote endpoint would bypass this node.
 
     The file conformance.md names the test of Kubernetes for this case.
     """

@@ -1,6 +1,6 @@
 """Take-over from kube-proxy and hand-back, with kube-proxy's recorded kernel state, the same API objects, and clients under load.
 
-No object that kube-proxy has left may be rewritten, and no client may notice the take-over. After ipvsproxy has stopped, the
+ipvsproxy must not rewrite any object of kube-proxy, and no client may notice the take-over. After ipvsproxy has stopped, the
 kernel must have the state that kube-proxy left. Objects in ``golden/accepted.txt`` differ from kube-proxy on purpose, and may be
 rewritten. Second scopes, if enabled, are added to the recorded state; before the hand-back, second scopes are disabled, which
 removes them.

@@ -23,8 +23,8 @@ def channel(
 ) -> tuple[netlink.Channel, list[FakeSocket]]:
     """Return a channel, and the list to which the channel adds each socket that it opens.
 
-    The first function in ``answers`` gives the answers of the first socket, the second function those of the second socket, and
-    so on. A function gets the sequence numbers of the messages.
+    The first function in ``answers`` answers for the first socket, the second function for the second socket, and so on. A
+    function gets the sequence numbers of the messages.
     """
     opened: list[FakeSocket] = []
 
@@ -59,7 +59,7 @@ def test_messages_without_an_error_count_as_unanswered_if_the_last_message_is_no
     assert len(opened) == 2
 
 
-def test_after_an_overrun_messages_without_an_error_count_as_unanswered_even_if_the_last_message_is_acknowledged() -> None:
+def test_messages_without_an_error_count_as_unanswered_after_an_overrun_even_if_the_last_message_is_acknowledged() -> None:
     def answer(numbers: list[int]) -> list[Answer]:
         return [error(numbers[0], errno.EEXIST), OVERRUN, error(numbers[1], errno.EPERM), error(numbers[-1])]
 
@@ -93,7 +93,7 @@ def test_all_messages_count_as_unanswered_if_they_cannot_be_sent_or_their_answer
     assert opened[0].closed
 
 
-def test_if_no_socket_can_be_opened_messages_count_as_unanswered_and_a_dump_raises_the_error() -> None:
+def test_messages_count_as_unanswered_and_a_dump_raises_an_error_if_no_socket_can_be_opened() -> None:
     def connect(_protocol: int) -> FakeSocket:
         raise OSError(errno.EPROTONOSUPPORT, "no such protocol")
 

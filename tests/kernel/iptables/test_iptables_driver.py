@@ -101,7 +101,7 @@ def test_rules_are_written_even_when_the_tables_cannot_be_read(programs: pathlib
     assert "-I " not in (programs / "written").read_text(), "the jumps that it wrote itself are not written again"
 
 
-def test_if_iptables_does_not_show_a_table_our_rules_in_this_table_count_as_unchanged(programs: pathlib.Path) -> None:
+def test_our_rules_in_a_table_count_as_unchanged_if_iptables_cannot_show_the_table(programs: pathlib.Path) -> None:
     driver = new_driver(programs, save=f"cat {programs}/saved", restore=f"cat > {programs}/written")
     (programs / "saved").touch()
     driver.apply([Operation(Verb.SET, SKELETON)])

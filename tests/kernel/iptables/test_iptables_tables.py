@@ -52,7 +52,7 @@ CASES = list(itertools.product(Family, Variant))
 
 
 def change(family: Family, variant: Variant, *arguments: str) -> None:
-    """Change a table with an iptables program. Skip the test if the host lacks the program or the kernel the table."""
+    """Change a table with an iptables program. Skip the test if the program or the table is not available."""
     run(iptables_variant.commands(variant)[family], "-t", *arguments)
 
 

@@ -46,7 +46,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 @pytest.fixture
 def make(programs: pathlib.Path) -> Iterator[Make]:
-    """Creates drivers. After the test, the programs for which the drivers still wait are released."""
+    """Creates drivers. After the test, scripts that still run may end."""
     made: list[RulesDriver] = []
 
     def make(patience_s: float | None, on_late_end: Callable[[], None] = lambda: None) -> RulesDriver:

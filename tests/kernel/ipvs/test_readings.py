@@ -40,7 +40,10 @@ def pod(number: int) -> RealServerKey:
 
 
 class Table:
-    """A fake IPVS table that counts the requests of each kind. ``failing`` maps the requests that fail to error numbers."""
+    """A fake IPVS table that counts the requests of each kind.
+
+    ``failing`` has the error number of each kind of request that fails.
+    """
 
     def __init__(self) -> None:
         self.content: dict[VirtualServerKey, tuple[VirtualServerSettings, dict[RealServerKey, tuple[int, int]]]] = {}

@@ -144,7 +144,7 @@ def new_address_request(device: str, text: str) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), 20, 0x605, 1, 0) + body
 
 
-def test_lost_events_are_reported_as_an_event_and_the_watched_device_is_found_again(
+def test_after_lost_events_the_listener_reports_a_change_and_finds_the_watched_device_again(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)

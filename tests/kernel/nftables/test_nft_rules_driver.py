@@ -101,7 +101,7 @@ def test_successive_rules_differ_because_equal_rules_would_have_the_same_fingerp
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
-def test_after_a_saved_rule_set_is_loaded_sets_are_complete_and_changed_rules_are_repaired(
+def test_loading_a_saved_rule_set_restores_all_sets_and_the_next_write_repairs_the_rules(
     driver: NftRulesDriver, settings: Settings
 ) -> None:
     wanted = {family: every_rule(family, settings) for family in Family}

@@ -53,7 +53,7 @@ def test_a_chain_of_iptables_nft_refuses_packets_that_no_rule_accepts_if_its_las
     assert nft_tables._is_closed(BaseChain("filter", "input", 0), rule) is is_closed
 
 
-def test_an_answer_about_a_table_cannot_be_parsed_if_the_answer_has_no_header() -> None:
+def test_an_answer_about_a_table_is_refused_as_unparsable_if_the_answer_has_no_header() -> None:
     def answer(sent: bytes) -> list[fake_netlink.Answer]:
         sequence = fake_netlink.sequences(sent)[-1]
         return [fake_netlink.message(sequence, b""), fake_netlink.done(sequence)]
