@@ -36,7 +36,8 @@ os._exit(0)
 """
 """A program that imports the modules of a start, and ends at once."""
 _NEVER_BEFORE = 20_000
-"""The difference between the numbers of new pods and the numbers of the first pods."""
+"""The gap between the numbers of the first pods and the numbers of new pods, so that a new pod gets an address that no first pod
+had."""
 
 
 class Size(NamedTuple):
@@ -56,7 +57,7 @@ class Size(NamedTuple):
     rolling_per_s: float = 10.0
     scrapes: int = 3
     scrape_pause_s: float = 2.5
-    """The pause between two scrapes, which is longer than the time for which ipvsproxy reuses the kernel's counters."""
+    """The pause between two scrapes. The pause is longer than the time for which ipvsproxy reuses the kernel's counters."""
     idle_s: float = 35.0
     """The duration of the measurement. It is longer than the sync period of both proxies, 30 s, so that it includes a periodic
     sync of each proxy."""
@@ -117,7 +118,7 @@ async def _run(command: str, size: Size, places: outside.Places) -> Figures:
             figures = await measured.start()
             figures |= await measured.change()
             figures |= await measured.scrape()
-            figures |= await measured.idle()  # measured before the bursts of changes, whose removals may take minutes
+            figures |= await measured.idle()  # measured first, because removals after a burst of changes may take minutes
             figures |= await measured.churn()
             figures |= await measured.rolling()
         async with outside.running(command, server.url, places) as proxy:

@@ -19,7 +19,7 @@ CROWDED = (5_000, 50, 10)
 """The pods are on ten nodes. The node under test has 25,000 of these pods, more than two hundred times the usual maximum of a
 node."""
 OTHERS: Mapping[tuple[int, ...], int] = {(44_125, 2): 3, LARGEST: 1, (5_000, 50): 5, CROWDED: 3}
-"""How many times each case is measured. One start of the largest case with its replay takes seven minutes."""
+"""The number of measurements of each case. One start of the largest case with its replay takes seven minutes."""
 SMALL = ((100, 10), (1_000, 10))
 BALANCED = (10_000, 3, 0, 1)
 """Load balancers with externalTrafficPolicy Local."""
@@ -37,20 +37,20 @@ BINDING_TARGETS: Mapping[tuple[int, int], Mapping[str, tuple[float | None, float
     (44_125, 2): {},
     LARGEST: {"routes": (8.0, 2.5)},
 }
-"""The most seconds of a start, and the largest ratio to its replay.
+"""The targets of each start: the most seconds, and the largest ratio of the start's time to the time of its replay.
 
-With local routes, the ratio is not meaningful, because the kernel's share is so small: with 10,000 Services, a tenth of the
-start.
+With local routes, the ratio is not meaningful, because the kernel's share is small: with 10,000 Services, it is a tenth of the
+start's time.
 """
 START_LIMIT_S = 600
-"""A start that takes longer is stopped. With IPv6 addresses, the kernel takes milliseconds to bind each address if there are very
-many addresses."""
+"""The time limit of a start; a start that takes longer is stopped. With IPv6 addresses, the kernel takes milliseconds to bind
+each address if there are very many addresses."""
 BACKENDS = ("iptables", "nftables")
 BACKEND_RATIOS: Mapping[tuple[int, int], float | None] = {SMALL[1]: 2.5, MAIN: None, LARGEST: None}
 """The largest ratio of a start with nftables to its replay. If a start of 1,000 Services starts processes, the processes take
 most of the time."""
 ONE_MORE = ((10_000, 1), LARGEST)
-"""The cost of one more endpoint or Service must be the same with both sizes."""
+"""Two sizes of a cluster. One more endpoint or Service must cost the same at both sizes."""
 CHANGES = 500
 FIGURES = ((100, 10), MAIN, LARGEST)
 FIGURES_CHANGES, FIGURES_CHURN_S = 300, 20

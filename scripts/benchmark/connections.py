@@ -1,4 +1,4 @@
-"""Connects to Services as soon as they accept connections, in a process whose work is not measured as ipvsproxy's.
+"""Connects to Services as soon as they accept connections, in a separate process whose work does not count as ipvsproxy's work.
 
     python -m scripts.benchmark.connections
 
@@ -20,7 +20,7 @@ from scripts.benchmark import program, workload
 from tests.support import lab_agent
 
 PAUSE_S = 0.001
-"""The pause between two attempts. A figure can be too large by this time."""
+"""The pause between two attempts. A figure can be too large by this pause."""
 SERVICE_PORT, POD_PORT = 80, 8080
 NODE, PODS = "10.64.0.1", "10.64.0.2"
 MOST = 4096

@@ -13,7 +13,7 @@ COUNTED = (
     ("system calls", "system calls"),
     ("processes started", "processes"),
 )
-"""Each figure, and the key of its count."""
+"""The name of each figure, and the key of the figure's count."""
 
 
 class Row(NamedTuple):

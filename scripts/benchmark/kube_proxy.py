@@ -12,7 +12,8 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EMPTY = tuple(pathlib.Path(name) for name in ("/tmp", "/run", "/dev/shm"))  # noqa: S108 - the path is only compared, not used
-"""scripts/kernel replaces these directories by empty ones; only this directory tree is kept."""
+"""The directories that scripts/kernel replaces by empty directories. Of their contents, only this repository (``ROOT``) is
+kept."""
 FIGURES = (
     ("programmed_s", "s from its start until all is programmed"),
     ("processor_s", "processor s until then"),

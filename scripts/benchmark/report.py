@@ -13,7 +13,8 @@ SERIES: tuple[tuple[str, str, tuple[str, ...], float, str], ...] = (
     ("ipvsadm -R and ipset restore", "tools", ("ipvsadm -R s", "ipset restore s"), 1.0, "#d29922"),
     ("one endpoint changes", "change", ("p50 ms",), 1e-3, "#2da44e"),
 )
-"""The label, the first word of the case, the figures whose sum is drawn, the unit of these figures in seconds, and the colour."""
+"""The lines of the picture. Each line has a label, the first word of its cases, the figures whose sum is drawn, the unit of these
+figures in seconds, and a colour."""
 ENDPOINTS = {"10", "1"}
 """The numbers of endpoints per Service in the cases of the picture; a hundred thousand Services are measured only with one
 endpoint each."""

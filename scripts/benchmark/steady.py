@@ -29,12 +29,12 @@ LONGEST_SILENCE_S = 120.0
 AUDITS = 5
 """The number of measured audits, and of measured polls."""
 RARE_POLL_S = 30.0
-"""The longer ``--ipvs-drift-check-interval`` of *idle*."""
+"""The interval of polls of all real servers in the second minute of *idle*."""
 SCRAPES = 5
 SCRAPE_PAUSE_S = 0.2
 SCRAPE_LEAD_S = 0.01
-"""The time from the start of a scrape until a change during this scrape. At the time of the change, the scrape reads the kernel's
-counters."""
+"""The time from the start of a scrape until the change that is made during this scrape. At the time of the change, the scrape
+reads the kernel's counters."""
 ROLLING = 999_000
 """The number of the Service with a thousand endpoints."""
 
@@ -67,7 +67,7 @@ def measure(
             steadily = _Steady(running, measured, services, endpoints)
             figures: Figures = {"resident_mb": meter.resident_mb()}
             await asyncio.sleep(POLL_INTERVAL_S)
-            await steadily.polled()  # the first poll after the first sync is notified of everything that the sync has written
+            await steadily.polled()  # waits for the poll that reads what the first sync has written
             known: dict[str, Callable[[], Awaitable[Figures]]] = {
                 "change": lambda: steadily.change(changes),
                 "service": lambda: steadily.service(changes),

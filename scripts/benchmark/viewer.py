@@ -29,10 +29,9 @@ PACKET_S = 4.0
 """The interval at which each Service gets a packet."""
 BURSTS_PER_S = 50
 SETTLED_S = 30.0
-"""The time from the start until the first phase, longer than the readings that follow the first sync."""
+"""The time from the start until the first phase. The readings after the first sync take less time."""
 FLAGS = ("--ipvs-sync-period=24h",)
-"""The duration of a phase. An audit costs several times as much as a viewer, and in shorter phases the number of audits would
-differ."""
+"""Prevents audits. An audit costs several times as much as a viewer, and the number of audits would differ between phases."""
 WARM_S = 30.0
 """The time from the first request until the second phase. After this time, ipvsproxy has stored as many readings as the page
 shows."""
@@ -95,7 +94,7 @@ async def _view(proxy: outside.Proxy) -> None:
 
 
 async def _busy(proxy: outside.Proxy, expected: int) -> int:
-    """The number of Services that had traffic lately among the busiest 50, which shows that the packets are counted.
+    """The number of Services with recent traffic among the busiest 50. This number shows whether the packets are counted.
 
     Waits at most ``COUNTED_S`` for the expected number.
     """

@@ -168,7 +168,7 @@ def node_of(pod: int, nodes: int) -> str:
 
 
 class Replacements:
-    """Watch lines of a cluster of this size, each of which replaces one endpoint by another.
+    """Makes watch lines for a cluster of this size. Each line replaces one endpoint by another endpoint.
 
     Neither endpoint is on the node under test, because local endpoints also have set entries, so changes would take more work.
     """

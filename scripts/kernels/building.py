@@ -21,7 +21,7 @@ from scripts.kernels import control, processes
 from scripts.kernels.errors import STOPS, InterruptedRun, raise_on_signals
 
 BUILT = control.ROOT / "build/nf-tables-kernel"
-"""The kernel as `linux`, its modules in lib/modules."""
+"""The folder of the built kernel: the file `linux` is the kernel, and lib/modules has its modules."""
 
 PACKAGE = "linux-source-6.1"
 SOURCE = pathlib.Path("/usr/src", f"{PACKAGE}.tar.xz")
@@ -45,7 +45,8 @@ UNUSED = (
     "drivers/infiniband",
     "sound",
 )
-"""Half of the source. The build system reads the Kconfig and Makefile of these directories, but compiles nothing in them."""
+"""Directories that are never compiled, half of the source. The build system reads only the Kconfig and Makefile in each of
+them."""
 
 REPORTED_EVERY_S = 30.0
 ABOUT_FILES = 1350

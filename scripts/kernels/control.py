@@ -35,7 +35,7 @@ VARIANTS = {
         ("nf_tables", "nft_compat", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_fib_inet", "nft_reject_inet"),
     ),
 }
-"""Each variant of iptables: its program, and the modules that only it needs. Debian's default is nft."""
+"""For each variant of iptables, its program, and the modules that only this variant needs. Debian's default is nft."""
 
 ON_DEMAND = (
     *"""
@@ -56,9 +56,9 @@ TOOLS = (
         for ending in ("", "-save", "-restore")
     ),
 )
-"""System programs that the tests start often. Links to these programs come first in PATH, because each folder that does not
-contain the program costs a guest as much time as the start of the program: user-mode Linux copies the address space of the
-caller."""
+"""System programs that the tests start often. The first folder of PATH has links to these programs. Each earlier folder without
+the program would cost as much time as the start of the program, because user-mode Linux copies the caller's address space at each
+attempt."""
 
 PASSED_NAMES = frozenset({"VIRTUAL_ENV", "TERM", "CI", "LANG"})
 PASSED_PREFIXES = ("PYTHON", "HYPOTHESIS", "IPVSPROXY_")

@@ -20,7 +20,7 @@ from scripts.kernels import control, guest, output, processes
 from scripts.kernels.errors import NoKernelError
 
 FILES = control.ROOT / "build/debian-kernel"
-"""The unpacked package of the kernel: scripts/setup --with-debian-kernel."""
+"""The unpacked package of the kernel; scripts/setup --with-debian-kernel unpacks it."""
 
 QEMU = pathlib.Path("/usr/bin/qemu-system-x86_64")
 BUSYBOX = pathlib.Path("/bin/busybox")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 IN_NAMESPACES = ("/usr/bin/unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""A command that these words precede gets separate mount and process namespaces."""
+"""In front of a command, these words give the command separate mount and process namespaces."""
 
 
 def why_no_namespaces() -> str:
