@@ -152,7 +152,7 @@ def test_the_cost_of_a_service_address_that_another_node_takes_and_releases_is_i
 
 
 async def cost_of_a_service(wire: Wire, services: int) -> dict[str, int]:
-    """The counts for adding one Service, and for deleting this Service, on a node that has this many Services with it."""
+    """The counts for adding one Service and deleting it again, on a node with ``services`` Services, including this Service."""
     async with MemoryNode(wire).serving(*map(service, range(1, services))) as served:
         wire.counted.clear()
         served.put(service(0))
@@ -185,10 +185,11 @@ async def test_the_objects_of_a_first_list_are_sent_to_the_kernel_in_few_large_m
 
 SHORT, LONG = 16, 48
 MOST_GROWTH = 1.1 * LONG * math.log(LONG) / (SHORT * math.log(SHORT))
-"""The most by which the number of lines may grow from the length ``SHORT`` to ``LONG``: ten percent more than n log n grows."""
+"""The largest growth of the number of lines from the length ``SHORT`` to ``LONG``: ten percent more than the growth of n log
+n."""
 SHARE = 0.02
-"""A function is checked only if it executes at least this share of all lines. If its cost is quadratic, it soon has this
-share."""
+"""A function is checked only if it executes at least this share of all lines. A function with quadratic cost soon has this share,
+and a function with a constant number of lines never has it."""
 
 Item = tuple[ObjectKind, dict[str, Any]]
 Lines = collections.Counter[types.CodeType]

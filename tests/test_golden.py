@@ -28,7 +28,8 @@ pytestmark = [pytest.mark.kernel]
 SECTIONS = tuple(
     section for section in golden_state.KERNEL_SECTIONS if cluster.BACKEND is not Backend.NFTABLES or section != "iptables"
 )
-"""The sections that are compared. With nftables, the section ``iptables`` is left out, because nftables has other rules."""
+"""The sections that are compared. With nftables, the section ``iptables`` is left out, because nftables has other rules. Sets are
+compared entry by entry."""
 PROFILES = [
     name
     for name, profile in golden_fixtures.profiles().items()

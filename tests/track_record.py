@@ -61,7 +61,7 @@ def run(row: Row, *, mended: bool) -> str:
         folder = str(unpack(row.commit))
         if re.search(r"(^| )scripts/", row.command):
             environment["IPVSPROXY_TEST_PROGRAM"] = folder
-        else:  # pytest imports the old package before the tests import it
+        else:  # makes pytest import the old package before a test imports ipvsproxy
             environment |= {"PYTHONPATH": folder, "PYTEST_ADDOPTS": "-p ipvsproxy"}
     try:
         done = subprocess.run(
