@@ -130,7 +130,7 @@ class Inspected:
     source: sources.Source
 
     async def targets(self) -> tuple[Targets, Sequence[str]]:
-        """The pods behind endpoints, and the reason if the names of the pods cannot be read."""
+        """The pods behind endpoints, and, if the names of the pods cannot be read, the reason."""
         try:
             return await self.source.targets(), ()
         except sources.ApiError as error:

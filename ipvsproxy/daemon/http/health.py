@@ -36,11 +36,11 @@ class Status:
     found an object that another program had changed. ``unmet_settings`` has the observed value of each indispensable sysctl whose
     value is wrong. ``pending`` counts the objects that differed from their desired state after the last sync.
 
-    ``stale`` returns the kinds whose watches are stale; if ``stale_turns_away`` is true, a stale watch turns load balancers away.
-    ``missing`` returns the kinds whose first list is not complete. ``unreadable`` returns a sentence for each part of the kernel
-    that cannot be read now. ``leftovers`` returns a sentence for each place from which rules or sets of another proxy or backend
-    could not be removed. ``source_problem`` returns a sentence about objects in the source that cannot be read now; the text is
-    empty if all objects can be read.
+    ``stale`` returns the kinds of API objects whose watches are stale; if ``stale_turns_away`` is true, a stale watch turns load
+    balancers away. ``missing`` returns the kinds of API objects whose first list is not complete. ``unreadable`` returns a
+    sentence for each part of the kernel that cannot be read now. ``leftovers`` returns a sentence for each place from which rules
+    or sets of another proxy or backend could not be removed. ``source_problem`` returns a sentence about objects in the source
+    that cannot be read now; the text is empty if all objects can be read.
     """
 
     families: Collection[Family]

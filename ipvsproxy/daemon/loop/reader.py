@@ -289,7 +289,7 @@ class KernelReader:
         self._note_errors(done.errors, is_audit=done.depth is Depth.AUDIT)
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
-        """The sets, IP families and sysctls that a reading reads now; they can change between readings."""
+        """The sets, IP families and sysctls that a reading must read now; the next reading may have to read others."""
         sets, sysctls = self.reconciler.survey.subjects()
         return sets, self.choices.translation.families, sysctls
 

@@ -154,7 +154,7 @@ class Traffic:
         """The counters of the real servers of all virtual servers that have had traffic.
 
         Virtual servers whose counters are not in the latest reading are included. A virtual server whose endpoints are not read
-        would count as removed, and its traffic would be counted from zero when it returns.
+        would count as removed, and its traffic would be counted from zero when its endpoints are read again.
         """
         keys = itertools.chain(counters, (key for key in self._labels if key not in counters))
         chosen = iter(await in_slices(steps.choosing(lambda key: counters.get(key) != ZERO, keys), self._clock))

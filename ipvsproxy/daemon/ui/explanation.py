@@ -274,7 +274,7 @@ class Explainer:
 
 
 def _choices(settings: VirtualServerSettings, thresholds: Thresholds) -> Document:
-    """The settings of a virtual server that a Service may choose."""
+    """The settings that a Service may choose for a virtual server."""
     return {"scheduler": settings.scheduler, "schedulerFlags": settings.flag_names, **_limits(thresholds)}
 
 

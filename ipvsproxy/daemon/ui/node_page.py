@@ -47,7 +47,7 @@ class Point(msgspec.Struct, frozen=True, gc=False, array_like=True, rename="came
 
 
 COLUMNS = tuple(field.encode_name for field in msgspec.structs.fields(Point))
-"""The names of the figures of a point in JSON."""
+"""The names that the figures of a point have in JSON."""
 _UNKNOWN = (None,) * len(Counters._fields)
 
 

@@ -127,8 +127,8 @@ class ChangeListener:
 
         A start of ipvsproxy causes one notification for each Service, and a routing daemon may change a million routes. The
         filter is in classic BPF (include/uapi/linux/filter.h), whose numbers are in network byte order. Without the filter,
-        ``_decode`` would ignore the unneeded notifications, but these might fill the queue, so that needed notifications would be
-        lost.
+        ``_decode`` would ignore the unneeded notifications, but unneeded notifications might fill the queue, so that needed
+        notifications would be lost.
         """
         load_kind, load_port, load_protocol = (
             (0x28, 0, 0, 4),
