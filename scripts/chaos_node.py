@@ -19,7 +19,7 @@ from tests.support import lab
 from tests.support.program import ProgramError
 
 DIRECT_RETURN_EVERY = 3
-"""The interval of histories with direct return: the last of this many histories has direct return."""
+"""Of this many successive histories, only the last has direct return."""
 
 
 def main() -> int:

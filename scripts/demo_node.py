@@ -46,7 +46,8 @@ CLIENTS = (
     ("p1", "UDP", "10.96.0.53", 53, 0.1),
     ("p2", "TCP", "fd00:10:96::80", 80, 0.3),
 )
-"""The clients while the node stays: source, protocol, target, port, and the seconds between two requests."""
+"""The clients that send requests while the node stays. Each has a source, protocol, target, port, and seconds between two
+requests."""
 
 PAGE = """
     outside                     the node                                     its pods

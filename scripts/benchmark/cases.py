@@ -97,7 +97,7 @@ class Case:
 
 
 class Side(NamedTuple):
-    """A variant of a case: its flags, and the upper bounds of its seconds, of its ratio to the replay, and of its processes."""
+    """A variant of a case: its flags, and the largest allowed seconds, ratio to the replay, and number of processes."""
 
     flags: Sequence[str]
     most_s: float | None = None

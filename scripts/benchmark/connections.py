@@ -20,7 +20,7 @@ from scripts.benchmark import program, workload
 from tests.support import lab_agent
 
 PAUSE_S = 0.001
-"""The pause between two attempts. A figure can be too large by this pause."""
+"""The pause between two attempts. A measured time can be too long by up to this pause."""
 SERVICE_PORT, POD_PORT = 80, 8080
 NODE, PODS = "10.64.0.1", "10.64.0.2"
 MOST = 4096

@@ -19,14 +19,14 @@ from tests.support import fake_netlink
 PART_SIZE = 32_000
 """The kernel sends at most 32 KiB at once."""
 PARTS = 8
-"""Number of recorded parts, which are played in turn."""
+"""The number of recorded parts of a listing. The parts are played in turn."""
 SERVICE, POD, GONE = (parse_address(text) for text in ("10.96.0.10", "10.244.0.5", "10.244.0.6"))
 _SEQUENCE = struct.Struct("=I")
 _LISTING = 0x101
 
 
 def clean(flows: int) -> dict[str, float]:
-    """Time and memory of one cleaning with this number of tracked flows."""
+    """The time and memory for the deletion of one endpoint's flows if this number of flows is tracked."""
     played = _Socket(flows)
     keep = frozenset({RealServerKey.of(POD, 53)})
     driver = conntrack.ConntrackDriver(lambda _protocol: played)
@@ -94,7 +94,7 @@ class _Socket:
 def _part(number: int, sequence: int) -> tuple[int, bytes]:
     """Returns a message with some flows, and their number.
 
-    The first flow goes through the cleaned frontend to a removed real server.
+    Only the first flow must be deleted: it goes to a removed real server.
     """
     flows: list[bytes] = []
     size = 0

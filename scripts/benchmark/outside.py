@@ -109,7 +109,7 @@ class Proxy:
         """Poll until the proxy's metrics show a finished IPv4 sync, and ``/healthz`` answers that it is healthy.
 
         Raises:
-            RuntimeError: as ``until``.
+            RuntimeError: for the same reasons as ``until``.
         """
         deadline_s = time.perf_counter() + LONGEST_S
         while not await self._is_in_sync():
@@ -140,7 +140,7 @@ class Proxy:
         only.
 
         Raises:
-            RuntimeError: as ``scrape``.
+            RuntimeError: for the same reasons as ``scrape``.
         """
         return await self._ask(self._places.metrics_port, path, session)
 

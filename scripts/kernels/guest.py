@@ -160,8 +160,8 @@ def write_inputs(guest: Guest, directory: pathlib.Path, variant: str) -> None:
     (directory / "dev").mkdir()
     for link, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         (directory / "dev" / link).symlink_to(f"/proc/self/fd{target}")
-    # The modules are not in the usual directory of modprobe, and /lib/modules may not exist. The kernel itself also runs this
-    # modprobe.
+    # The modules are not in the usual directory of modprobe, and /lib/modules may not exist. The kernel runs the same modprobe
+    # when it loads a module itself.
     control.write_program(directory / "bin/modprobe", f'#!/bin/sh\nexec /sbin/modprobe -d {control.INSIDE} "$@"\n')
     if sys.stdout.isatty():
         size = os.get_terminal_size(sys.stdout.fileno())

@@ -24,9 +24,9 @@ MAPPINGS = 1048576
 CPUINFO = pathlib.Path("/proc/cpuinfo")
 REGISTERS = pathlib.Path(__file__).resolve().with_name("registers.c")
 
-# All processes of a process namespace end with its first process, which ends with this program, even if this program is killed by
-# SIGKILL. The first process is a shell: a user-mode Linux that panics sends itself a signal, which the first process of a
-# namespace would not get.
+# When the first process of a process namespace ends, all other processes of the namespace end. The first process ends with this
+# program, even if this program is killed by SIGKILL. The first process is a shell: a user-mode Linux that panics sends itself a
+# signal, which the first process of a namespace would not get.
 CONTAINED = (*processes.IN_NAMESPACES, "/bin/sh", "-c", '"$@"; exit $?', "sh")
 
 

@@ -19,7 +19,7 @@ HELD_S = 12.0
 ADDRESS = "172.18.0.9"
 """A second address of the node's interface."""
 AWAY_S = 1.0
-"""The time for which the address is missing. Even on a busy machine, the program notices within this time that it is missing."""
+"""The time for which the address is missing. This time suffices for the program to notice the loss, even on a busy machine."""
 HIDDEN_TABLE = "filter"
 _STRANGER = ("INPUT", "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT")
 _SAVING = ("iptables-save", "iptables-legacy-save")

@@ -29,8 +29,7 @@ MOMENT_SHARE = 0.15
 HARM_SHARE = 0.1
 """The share of harms; a short history may have no harm."""
 DIRECTORY_EVERY = 4
-"""The interval of histories with a directory as source: the last of this many histories has a directory, and all others have an
-API server."""
+"""Of this many successive histories, the last has a directory as its source, and all others have an API server."""
 DIRECTORY_TROUBLES = [Trouble.GARBAGE_FILE, Trouble.UNREADABLE_FILES]
 SERVER_TROUBLES = [kind for kind in Trouble if kind not in DIRECTORY_TROUBLES]
 MOMENTS: Mapping[Backend, Sequence[Moment]] = {

@@ -52,7 +52,7 @@ class SilentProxy:
                 try:
                     await asyncio.wait((down, up), return_when=asyncio.FIRST_COMPLETED)
                     if not is_flowing.is_set():
-                        await up  # the client may end the connection, but must not learn whether the server has ended it
+                        await up  # the client may end the connection, and must not notice that the server has ended it
                 finally:
                     down.cancel()
                     up.cancel()

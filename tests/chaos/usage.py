@@ -38,7 +38,7 @@ def read(process_id: int, tasks: Path) -> Usage:
     process = Path(f"/proc/{process_id}")
     targets = _targets(process)
     listening = len(_listening(process, targets))
-    # After the process name, which may contain blanks and brackets: fields from the third on, see proc(5).
+    # The fields from the third on, see proc(5). They follow the process name, which may contain blanks and brackets.
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return Usage(
         resident_mb=round(int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / _MEBIBYTE, 2),

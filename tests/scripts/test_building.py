@@ -156,7 +156,7 @@ def is_running(process: int) -> bool:
 
 @contextlib.contextmanager
 def compiling(machine: Machine) -> Iterator[tuple[multiprocessing.process.BaseProcess, int, int]]:
-    """A build, in another process, whose compiler has started; yields the build and the process numbers of make and compiler."""
+    """Start a build in another process; yield the build, and the process numbers of make and of the started compiler."""
     machine.compiles_for_long()
     build = multiprocessing.get_context("fork").Process(target=of_setup)
     build.start()

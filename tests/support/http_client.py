@@ -11,7 +11,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Response(NamedTuple):
-    """An answer, whose header names have the spelling that was sent."""
+    """An answer; its header names have the spelling in which the server sent them."""
 
     status: int
     headers: Mapping[str, str]

@@ -1,6 +1,6 @@
 """Runs the program in another network namespace, with the command ``python -m tests.support.in_namespace PATH FLAG...``.
 
-``/sys`` shows the interfaces of the namespace in which it was mounted, so it is mounted again, for this process only.
+``/sys`` shows the interfaces of the namespace in which ``/sys`` was mounted, so this process mounts its own ``/sys``.
 """
 
 import ctypes

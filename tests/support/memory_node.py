@@ -166,7 +166,7 @@ class MemoryNode:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the loop while the block runs; if an error ended the loop, it is raised at the end of the block."""
+        """Run the loop while the block runs; if an error ended the loop, the error is raised at the end of the block."""
         task = asyncio.create_task(self.engine.run())
         try:
             yield
@@ -178,7 +178,7 @@ class MemoryNode:
 
     @contextlib.asynccontextmanager
     async def serving(self, *objects: ApiObject, after_s: float = 0) -> AsyncIterator[Self]:
-        """Run the loop while the block runs, after the first lists have been served and this time has passed.
+        """Run the loop; the block begins when the first lists have been served and this time has passed.
 
         The lists have these objects and, if there is no Node among them, this node's Node.
         """

@@ -1,8 +1,8 @@
 """A cluster of one node that carries out the commands of docs/migration.md.
 
-The commands run in a shell whose ``kubectl`` asks this process, which then starts and ends the programs of pods as labels,
-affinity and DaemonSets demand. A command that is unknown to this cluster is an error. A moment with two proxies or without a
-proxy is also an error.
+The commands run in a shell, and the ``kubectl`` of this shell sends each command to this process. This process starts and ends
+the programs of pods as labels, affinity and DaemonSets demand. A command that is unknown to this cluster is an error. A moment
+with two proxies or without a proxy is also an error.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Lets several pytest processes share the same tests: the first process that claims a module runs it.
+"""Lets several pytest processes share the same tests: the first process that claims a module runs the tests of this module.
 
 Each process gets ``-p tests.support.sharing --share DIRECTORY``, with a directory that is empty at first and that all processes
 can access. A process imports only the modules that it has claimed, because the import of all modules takes seconds on user-mode
