@@ -11,7 +11,7 @@ from ipvsproxy.model.sets import IpSet, SetCopy, SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 
 DEVICE = "kube-ipvs0"
-"""The name of the dummy device, which holds every service address unless local routes make them local."""
+"""The name of the dummy device, which holds all service addresses unless local routes make the addresses local."""
 
 
 @KernelKind("device", DriverName.ADDRESSES)
@@ -68,7 +68,7 @@ class BoundAddresses(_ServiceAddresses):
 
 
 ROUTE_PROTOCOL = 251
-"""The default protocol number of our routes, which is unused in the list of iproute2 (``rt_protos``)."""
+"""The default protocol number of our routes; no protocol in the list of iproute2 (``rt_protos``) has this number."""
 
 
 @KernelKind("route", DriverName.ROUTES, one="local route")

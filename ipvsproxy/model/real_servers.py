@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from ipvsproxy.model.net import Address, host_port
 
 PORT_SIZE = 2
-"""The bytes of a packed port."""
+"""The number of bytes of a packed port."""
 NOT_MASQUERADED = -1
 """The value in place of a weight if the real server has a forwarding method that no Service requests.
 

@@ -261,7 +261,7 @@ def render_jump(jump: Jump) -> str:
 
 
 MARKING_TABLE = "mangle"
-"""The table of rules that give packets a mark. A kernel may lack it: every Service can be reached without these rules."""
+"""The table of rules that give packets a mark. A kernel may lack this table: every Service can be reached without these rules."""
 
 
 @KernelKind("rules", DriverName.IPTABLES, one="family of rules", several="families of rules")

@@ -161,7 +161,10 @@ class Endpoint(NamedTuple):
 
 
 class EndpointPort(NamedTuple):
-    """One entry of ``ports`` of an EndpointSlice. The API server has already replaced the name of a target port by its number."""
+    """One entry of ``ports`` of an EndpointSlice.
+
+    The API server has already replaced the name of each target port by the port's number.
+    """
 
     name: str
     protocol: Protocol
@@ -310,7 +313,7 @@ Event = Put | Gone | ListStarted | Listed | Rejected | ApiServersFound
 REMEMBERED_S = 2.0**40
 """A time in seconds since the epoch, later than the creation of any Service.
 
-A float of this size still resolves less than 1 ms.
+Floats of this size can still distinguish times that are less than 1 ms apart.
 """
 
 

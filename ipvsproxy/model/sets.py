@@ -72,7 +72,7 @@ NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
 }
 """The set of all node ports of a protocol, and the set of node ports with externalTrafficPolicy Local."""
 WITNESS_KINDS = SCOPE_KINDS | {kind for kind in SetKind if kind.startswith("KUBE-NODE-PORT-")}
-"""The sets that alone show that a virtual server by mark or at a node port is ours."""
+"""The sets whose entries are the only proof that a virtual server by mark or at a node port is ours."""
 
 _SET_TYPES: Mapping[SetKind, SetType] = {
     SetKind.LOOP_BACK: SetType.ADDRESS_PORT_ADDRESS,
@@ -88,7 +88,8 @@ _SET_TYPES: Mapping[SetKind, SetType] = {
     SetKind.NODES: SetType.ADDRESS,
 }
 SET_NAME_LIMIT = 31
-"""The longest set name that the kernel takes (IPSET_MAXNAMELEN less the NUL). IPv6 names are cut to this length."""
+"""The length of the longest set name that the kernel accepts (IPSET_MAXNAMELEN without the NUL). IPv6 names are cut to this
+length."""
 SET_CAPACITY = 65536
 """The ``maxelem`` of every hash set, as in kube-proxy. With another value, each sync of a kube-proxy on this node would fail."""
 
@@ -149,7 +150,8 @@ class SetCopy(NamedTuple):
 
 
 SET_COPY = SetCopy("KUBE-IPVSPROXY-LARGER")
-"""The only ``SetCopy``. No set of kube-proxy has its name. If the copy is observed, a process that was killed has left it."""
+"""The only ``SetCopy``. No set of kube-proxy has the same name. If the copy is observed, a process that was killed has left
+it."""
 
 
 class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -219,7 +219,10 @@ NO_CONNECTIONS = ConnectionCounts()
 
 
 class Counters(NamedTuple):
-    """The counters of a virtual or real server, counted from its addition. "In" means from the client to the server."""
+    """The counters of a virtual or real server, which count from the server's addition.
+
+    "In" means from the client to the server.
+    """
 
     connections: int = 0
     packets_in: int = 0

@@ -19,7 +19,7 @@ from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualS
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
-"""The delays after the first failure of an operation, and after many."""
+"""The delays after the first failure and after many consecutive failures of an operation."""
 KEPT_S = 180.0
 """The longest time that a removed real server stays on the kernel's list, if no connection holds it."""
 ADDED_S = 10.0
@@ -28,15 +28,15 @@ WALKED = 2_000_000
 """The largest number of list entries that all additions within ``ADDED_S`` may walk together, which takes 1 to 2 % of a
 processor."""
 MOST_KEPT = 10_000
-"""The longest list if there are few additions. With a list of this length, an addition takes half a millisecond to one
-millisecond."""
+"""The longest list that is allowed if there are few additions. With a list of this length, an addition takes half a millisecond
+to one millisecond."""
 FEWEST_KEPT = 1_000
 """A list of this length is always allowed: walking it for a thousand additions a second takes 5 to 10 % of a processor."""
 
 PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "fo", "ovf"})
 """Schedulers that skip a real server of weight 0. Other schedulers refuse clients instead (sh, dh, mh), or are unknown."""
 FEW_WAITING = 2
-"""The number of real servers without connections that may wait in any virtual server.
+"""The number of real servers without connections that may wait for their removal in any virtual server.
 
 In a virtual server with more desired real servers, as many real servers may wait as are desired. The scheduler walks over waiting
 real servers for each connection.
@@ -78,7 +78,7 @@ class Retries:
         self._failures[key] = _FailedOperation(desired, attempts, now + (LONGEST_DELAY_S if is_running else delay_s(attempts)))
 
     def hasten(self, kind: str) -> None:
-        """Allow every operation on a kind of kernel object to be tried now, even if its delay has not ended."""
+        """Allow every operation on a kind of kernel object to be tried now, even if the delay of the operation has not ended."""
         for key, failure in self._failures.items():
             if isinstance(key, tuple) and key[0] == kind:
                 self._failures[key] = failure._replace(due_s=-math.inf)

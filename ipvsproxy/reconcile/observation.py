@@ -34,7 +34,7 @@ FIRST_PATIENCE_S = 5.0
 LONGEST_PATIENCE_S = 10.0
 """The longest wait.
 
-A program that flushes our rules once a minute must not keep them absent: kube-proxy has a sync period of 30 s.
+If another program flushes our rules once a minute, the rules must soon exist again; kube-proxy has a sync period of 30 s.
 """
 
 

@@ -81,7 +81,7 @@ class Reconciler:
         )
         self._tables.scopes.use_bits(policy.scope_bits)
         self.observer = Observer(self._tables, self._drains, self._drifts)
-        """Takes in readings of the kernel."""
+        """Updates the observed side of the tables with readings of the kernel."""
         self.survey = survey.Survey(self._tables)
         """Answers questions about both sides; other rooms do not read the tables."""
 

@@ -98,8 +98,8 @@ class Survey:
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
         """The kinds of sets that have an entry in the kernel, or will have one; rules depend on these kinds.
 
-        With ``settled``, only desired entries count. A set with only a ``ForeignElement`` does not count, because a rule for the
-        set would treat all packets like the packets of some Services.
+        If ``settled`` is true, only desired entries count. A set with only a ``ForeignElement`` does not count, because a rule
+        for the set would treat all packets like the packets of some Services.
         """
         tables = self._tables
 
@@ -114,10 +114,10 @@ class Survey:
         return frozenset(one.kind for name, one in IP_SETS.items() if one.family is family and is_occupied(name, one))
 
     def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """The virtual servers that this node itself may not use.
+        """The virtual servers whose source ranges do not include this node, so that rules refuse the node's own connections.
 
-        The result includes undesired virtual servers that have not been removed yet, because rules still name them. With
-        ``settled``, the result has only desired virtual servers.
+        The result includes undesired virtual servers that have not been removed yet, because rules still name them. If
+        ``settled`` is true, the result has only desired virtual servers.
         """
         table, restricting, in_rules = self._tables.virtual_servers, self._tables.restricting, self._tables.in_rules
         desired = {key for state in restricting.values() for key in state.rare.refused if table.owner_of(key) == state.owner}
@@ -215,7 +215,7 @@ class Survey:
     def pending_owners(self) -> Iterator[Owner]:
         """The owner of each desired object whose desired and observed values differ.
 
-        An owner of several objects whose desired and observed values differ occurs several times. The caller must not await
+        An owner occurs once for each of its objects whose desired and observed values differ. The caller must not await
         during the iteration.
         """
         for table in self._tables.unequal:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 from ipvsproxy.model.service import ObjectKind
 
 LEAST = 10
-"""If fewer objects than this are missing, they are always removed at once. Nodes are an exception, because a cluster may have few
-Nodes."""
+"""The smallest number of missing objects for which a list can be doubted; fewer missing objects are removed at once. Lists of
+Nodes have no such minimum, because a cluster may have few Nodes."""
 CONFIRMED_AFTER_S = 60.0
 
 

@@ -12,8 +12,8 @@ from ipvsproxy.model.net import Address
 from ipvsproxy.model.service import EndpointSlice, Node, Service, ServiceName
 
 FEW = 8
-"""The largest number of addresses for which a search of each slice for each address takes less time than an index of the
-slices."""
+"""The largest number of addresses that are looked for in the slices one by one; for more addresses, an index of the slices is
+faster."""
 
 
 class NodeAddresses:

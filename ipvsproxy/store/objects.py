@@ -113,7 +113,8 @@ class Store:
         # EndpointSlices with fewer endpoints than before, from a list that is not complete yet
         self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None
         self.remembered: set[ServiceName] = set()
-        """The known Services that are missing from the newest list, which is doubted; Services on that list have precedence."""
+        """The known Services that are missing from the newest, doubted list; Services on the list have precedence over missing
+        Services."""
         self._dirty: dict[ServiceName, float] = {}
         self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
         self._complaints: list[Complaint] = []

@@ -1,9 +1,9 @@
 """The fixed rules: masquerading in the table ``nat``, source ranges and closed host ports in the table ``filter``.
 
-The number of rules does not grow with the number of Services. A Service adds a rule only if it has a load balancer address that
-this node itself may not use. Names, order and conditions are the same as in pkg/proxy/ipvs/proxier.go (kubernetes/kubernetes),
-except for the chains of traffic scopes. The reasons are that operators know kube-proxy's rules, and that kube-proxy must be able
-to replace ipvsproxy at any time.
+The number of rules does not grow with the number of Services. A Service adds a rule only if its source ranges keep this node
+itself from using the Service's load balancer address. Names, order and conditions are the same as in pkg/proxy/ipvs/proxier.go
+(kubernetes/kubernetes), except for the chains of traffic scopes. The reasons are that operators know kube-proxy's rules, and that
+kube-proxy must be able to replace ipvsproxy at any time.
 """
 
 import dataclasses
@@ -112,11 +112,11 @@ def build_skeleton(
     """All rules of a family.
 
     ``occupied`` has the kinds of sets that have an entry; most rules exist only while their set is not empty. ``refused`` has the
-    virtual servers that this node itself may not use. ``routed`` has the refused virtual servers whose address a local route
-    makes local, or will soon make local.
+    virtual servers whose source ranges do not include this node, so that the node's own connections are refused. ``routed`` has
+    the refused virtual servers whose address a local route makes local, or will soon make local.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
-    if is_by_connection:  # rules are also written for empty sets, except rules of scopes, which every packet passes
+    if is_by_connection:  # rules are also written for empty sets, except rules of scopes, because every packet passes them
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
         nat_chains = by_connection(family, settings, view)
     else:
@@ -159,7 +159,8 @@ def build_skeleton(
 
 
 _SEGMENT_SIZES: Mapping[Family, int] = {Family.IPV4: 1500 - 20 - 40, Family.IPV6: 1500 - 40 - 60}
-"""The TCP segments of clients outside, whose packets get another header on their way between two nodes."""
+"""The largest TCP segments of clients outside the cluster; the tunnel between two nodes adds another header to the packets of
+these clients."""
 
 
 def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
@@ -291,7 +292,7 @@ def _source_range_rules(family: Family, occupied: Collection[SetKind]) -> Iterab
 
 
 def _closed_port_rules(family: Family) -> Iterable[Rule]:
-    """The rules that close the host's own ports on service addresses, which answer only on the ports of their Services."""
+    """The rules that close the host's own ports on service addresses; only the ports of the Services stay open."""
     for kind in (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL):
         yield Rule(set=match(kind, family, TO_PORT), target=Verdict.RETURN)
     yield Rule(set=match(SetKind.HEALTH_CHECK_NODE_PORT, family, TO), target=Verdict.RETURN)

@@ -15,7 +15,7 @@ from ipvsproxy.model.state import Observation
 from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES, LocalMode, Settings, device_flags, direct_return_sysctls
 
 LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
-"""The address in place of an unknown address of the node."""
+"""The address that stands for an unknown address of the node."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def shared_tunnel(addresses: Iterable[InterfaceAddress]) -> str:
 def without_direct_return(observed: Observation) -> tuple[Operation, ...]:
     """The removals that restore what direct return has changed (see ``TUNNEL_RECORD``), beginning with the tunnel devices.
 
-    Returns no removals while another program uses a tunnel device, or while it is unknown whether another program uses one.
+    Returns no removals while another program uses, or may use, a tunnel device.
     """
     addresses, record = observed.interface_addresses, parse_record((observed.sysctls or {}).get(TUNNEL_RECORD, ""))
     if addresses is None or shared_tunnel(addresses):
@@ -213,7 +213,8 @@ def _health_check_addresses(family: Family, networks: Sequence[Network], ours: I
 
 
 GRACE_S = 8.0
-"""The grace period, for which node ports outlive their address. A DHCP client takes some seconds to restart."""
+"""The grace period: the time for which node ports are still served on an address that the host has lost. A DHCP client takes some
+seconds to restart."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

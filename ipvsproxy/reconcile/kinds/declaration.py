@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MISSING = "missing"
 STALE = "nothing"
-"""The desired value of one of our observed objects that serves no Service."""
+"""The text that stands for the desired value of an object of ipvsproxy that serves no Service."""
 
 
 class Stage(enum.IntEnum):

@@ -56,7 +56,7 @@ class Addresses(PresenceKind[Address]):
         return (address for address in table.surplus if not any(address in reason for reason in reasons))
 
     def items(self, _table: Table[Address, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """A single item, so that one operation covers all of the given addresses."""
+        """Puts all of the given addresses into a single item, so that one operation covers them."""
         return (self.classes[0](keys),)
 
 

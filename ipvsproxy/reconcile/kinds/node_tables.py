@@ -66,7 +66,7 @@ class NodeTables:
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
         """The entries of Services that do not own all of their virtual servers, and so have fewer entries than in their state."""
         self.restricting: dict[ServiceName, ServiceState] = {}
-        """The Services with virtual servers that this node itself may not use."""
+        """The Services with virtual servers whose source ranges do not include this node."""
         self.in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
         """The virtual servers that the desired rules of a family name one by one."""
         self.unequal: dict[Table[Any, Any, Any], None] = {}
@@ -98,7 +98,8 @@ class NodeTables:
             BoundAddresses: self.addresses,
             LocalRoutes: self.routes,
         }
-        """The tables of both bindings, by which service addresses become local. An address is desired in one of the tables."""
+        """The tables of both bindings, by which service addresses become local. Each desired address is in only one of the two
+        tables."""
         self.local: Container[Address] = collections.ChainMap(self.addresses.observed, self.routes.observed)
         """The observed service addresses of both bindings."""
         self.sets = of_sets.objects

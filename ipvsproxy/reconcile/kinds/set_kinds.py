@@ -53,7 +53,7 @@ class Entries(PresenceKind[SetEntry]):
         return self.by_set[item.set]
 
     def items(self, table: Table[SetEntry, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """A single item, so that one operation covers all of the given entries."""
+        """Puts all of the given entries into a single item, so that one operation covers them."""
         return (SetEntries(self.names[table], keys),)
 
     def stage(self, operation: Operation) -> Stage:
@@ -100,7 +100,7 @@ class Entries(PresenceKind[SetEntry]):
         return key is not None and key in table.observed and key not in table.pending
 
     def _leading_elsewhere(self, services: Iterable[ServiceName]) -> Collection[tuple[ServiceName, ownership.Named]]:
-        """The virtual servers and node ports of Services whose new connections may go to an undesired real server."""
+        """The virtual servers and node ports from which an undesired real server of a Service may still get connections."""
         table = self.all.virtual_servers
         return {
             (name, named)
@@ -161,7 +161,7 @@ class Sets(PresenceKind[IpSet]):
         tables = self.all
         if tables.entries[ip_set.name].observed or ip_set.family in tables.skeletons.pending:
             return False
-        desired = tables.skeletons.desired.get(ip_set.family)  # the rules are also observed, because no rules are pending
+        desired = tables.skeletons.desired.get(ip_set.family)  # the desired rules are in the kernel, because no rules are pending
         rules = itertools.chain.from_iterable(desired.chains.values()) if desired else ()
         return not any(_names_set(rule, ip_set.name) for rule in rules)
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 
 MayRemove = Callable[[VirtualServerKey, RealServerKey], bool | None]
-"""Whether the drain of a real server is over; None if it has not begun."""
+"""Whether the drain of a real server is over; None if the drain has not begun."""
 
 
 class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVirtualServer]):
@@ -278,7 +278,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
                         yield self.difference(
                             f"{key} -> {real_server}", _desired_weight(operation), found, owner, of="real_server"
                         )
-                    case _:  # the line of a missing virtual server already counts its real servers
+                    case _:  # the line about a missing virtual server already contains the number of its real servers
                         pass
 
 
@@ -292,8 +292,8 @@ def _parting(
     if desired.protocol is not Protocol.TCP:
         return Verb.REMOVE
     if len(key) != len(desired.key.address) + PORT_SIZE:
-        # A tunnel leads to a real server of the other family. An edit to weight 0 would also set masquerading, which the kernel
-        # refuses.
+        # A tunnel leads to a real server of the other family. An edit to weight 0 would also set masquerading, and the kernel
+        # would refuse the edit.
         return Verb.REMOVE
     over = may_remove(desired.key, key)
     if without_method(weight) != 0 or over is None:

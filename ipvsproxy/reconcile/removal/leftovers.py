@@ -1,6 +1,6 @@
 """Leftover rules: rules of kube-proxy's iptables and nftables modes, and rules of ipvsproxy in the unused variant of iptables.
 
-Leftover rules are removed once the desired rules are in the kernel. The names and comments come from
+Leftover rules are removed as soon as the desired rules are in the kernel. The names and comments come from
 pkg/proxy/iptables/proxier.go, cleanup.go, and pkg/proxy/nftables/proxier.go in kubernetes/kubernetes. Every version of kube-proxy
 from 1.29 on has at least the chains and maps of the nftables mode that this module lists. ``kube-proxy --cleanup`` itself
 identifies its table only by the name of the table.
@@ -32,7 +32,7 @@ from ipvsproxy.model.rules import ChainKey, Jump, LeftRules, NftTable, Removal
 FREE_RETURNS = 2
 PATIENCE_S = 600.0
 CALM_S = 900.0
-"""If rules have not come back for this time, they count as gone. A kube-proxy checks its rules once in a sync period (30 s)."""
+"""The time after which rules that have not come back count as gone. kube-proxy checks its rules once in a sync period (30 s)."""
 
 TABLES = frozenset({"nat", "filter"})
 """The tables that affect packets of Services. In ``mangle``, kube-proxy only has a chain without rules."""
@@ -59,7 +59,7 @@ _COMMENTS = (
 JUMPS = tuple(Jump("filter", source, target, comment) for target, sources, comment in _COMMENTS for source in sources)
 """The jumps to the rules of the iptables mode, except jumps that are also ours.
 
-The last chain is also one of ours. By these jumps, the iptables mode makes this chain refuse connections of the host.
+The last chain is also one of ours. The iptables mode uses these jumps to refuse connections of the host in this chain.
 """
 
 

@@ -190,12 +190,12 @@ class Scopes:
     def __post_init__(self) -> None:
         self.marks = Marks(self._has_mark)
         self.has_observed_all = False
-        """Whether the sets that a former process may have left have been read."""
+        """Whether this process has read all sets that an earlier process may have left behind."""
         sets = [one for one in IP_SETS.values() if one.kind in SCOPE_KINDS]
         self._sets = {family: [(one, self.entries[one.name]) for one in sets if one.family is family] for family in Family}
         """The sets that only scopes use, each with its entries."""
         self._states: dict[ServiceName, ServiceState] = {}
-        """The desired state of each Service with second scopes, as passed to ``put``, which is without marks."""
+        """The desired state of each Service with second scopes, as passed to ``put``, before marks are added to the state."""
         self._changed: dict[ServiceName, None] = {}
         """The Services whose ports may have begun or ceased to need a mark."""
         self._recalls = True

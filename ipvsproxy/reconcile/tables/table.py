@@ -4,7 +4,8 @@ Rule 1: a key whose desired and observed values differ is pending or surplus, wh
 the remaining work.
 Rule 2: if several owners desire one key, the owner with the lowest rank has the key and the other owners wait. When an owner
 releases the key, the next owner gets the key. The rank is the owner itself, unless the table has a function that computes ranks.
-Rule 3: an observed key that has no owner is removed only if it belongs to ipvsproxy and is not protected.
+Rule 3: an observed key that has no owner is removed only if it belongs to ipvsproxy, and if ``is_protected`` is false for the
+key.
 
 For most kinds of objects (set entries, addresses, sets, the device), only the presence of an object counts. The desired and the
 observed side are nearly always equal, and there may be hundreds of thousands of keys. To save memory, a ``PresenceTable`` stores
@@ -48,7 +49,7 @@ class _Waiting(Generic[V]):
 
     def __init__(self) -> None:
         self.turns: list[tuple[Any, V]] = []
-        """The rank and the value of each wait; the next owner comes first."""
+        """The rank and the desired value of each waiting owner; the owner that gets the key next comes first."""
         self._ranks: dict[Owner, Any] = {}
 
     def put(self, owner: Owner, rank: Any, value: V) -> None:
@@ -91,7 +92,7 @@ class Table(Generic[K, V, W]):
         self.pending: dict[K, None] = {}
         """The desired keys whose desired and observed values differ, the oldest first."""
         self.observed: MutableMapping[K, W] = self._make_observed()
-        """The last observed values, foreign keys included."""
+        """The last observed value of each key, including the keys of other programs."""
         self.foreign: set[K] = set()
         """The observed keys that do not belong to ipvsproxy: they have no witness, and ipvsproxy has never changed them."""
         self.surplus: dict[K, None] = {}
@@ -99,9 +100,11 @@ class Table(Generic[K, V, W]):
         self._waiting: dict[K, _Waiting[V]] = {}
         self._was_observed = False
         self._shown: set[K] | None = None
-        """The keys that the current complete reading has shown, and keys changed since it began; None between readings."""
+        """The keys that the current complete reading has shown, or that have changed since this reading began; None between
+        readings."""
         self.drifted = 0
-        """How many keys have drifted since the first observation: their observed value changed, and is not the desired value."""
+        """The number of keys that have drifted since the first observation: the observed value changed to a value that is not
+        desired."""
         self._drifted_keys: list[K] = []
 
     def _make_observed(self) -> MutableMapping[K, W]:

@@ -22,7 +22,8 @@ from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Re
 SHORTEST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0
 _INTERVAL_SHARE = 0.25
-"""The connections of a drain are read again after this share of its age: frequently at first, rarely later."""
+"""The share of a drain's age after which its connections are read again, so that readings are frequent at first and rare
+later."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -49,7 +50,7 @@ class Drains:
         self._over: set[Drain] = set()
         self._due_s: dict[VirtualServerKey, float] = {}
         self._by_due: list[tuple[float, int, VirtualServerKey]] = []
-        """A heap of due times. An entry whose time differs from ``_due_s`` is outdated."""
+        """A heap of the times at which connections must be read. An entry whose time differs from ``_due_s`` is outdated."""
         self._numbers = itertools.count()
 
     def __bool__(self) -> bool:

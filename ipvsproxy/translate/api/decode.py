@@ -11,14 +11,14 @@ from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKe
 from ipvsproxy.translate.api import parse, schema
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""All errors that msgspec raises for bytes, including bytes that are not JSON, and JSON that is nested too deeply for the
-interpreter."""
+"""All errors that msgspec raises while it decodes bytes. Possible causes include bytes that are not JSON, and JSON that is nested
+too deeply for the interpreter."""
 
 
 class UndecodableError(Exception):
     """Raised if a whole body or a whole line cannot be decoded; the message gives the reason.
 
-    The objects of the kind must be listed again.
+    After this error, all objects of the kind must be listed again.
     """
 
 

@@ -31,7 +31,7 @@ from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
 HIGHEST_PORT = 65535
 
 _SHOWN = 64
-"""The most characters of an invalid value that a reason repeats: reasons end in log lines."""
+"""The most characters of an invalid value that a reason repeats; the limit keeps log lines short."""
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ def seconds(text: str | None) -> float:
 
 
 MOST_RULES = 1000
-"""The most weights of one Service by node and zone."""
+"""The most weights that one Service may give to nodes and zones."""
 
 _SKIP_LOAD_BALANCER_IPS = "kube-router.io/service.skiplbips"
 _NAMES: Mapping[str, Annotation] = {
@@ -244,4 +244,4 @@ _PARSERS: Mapping[Annotation, Callable[[str], Any]] = {
     Annotation.SKIP_LOAD_BALANCER_IPS: _switch,
     Annotation.DIRECT_RETURN: _switch,
 }
-"""The parser of each annotation that does not depend on another one."""
+"""The parser of each annotation whose value does not depend on another annotation."""

@@ -61,7 +61,7 @@ def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
     if not_served:
         options = ServiceOptions(type=kind, not_served=not_served, skipped=tuple(skipped))
         return Service(name=name, uid=metadata.uid or "", options=options)
-    # Nearly all Services lack the following fields, so an absent field must take no time.
+    # Nearly all Services lack the following fields, so the code spends no time on absent fields.
     external = fields.addresses("spec.externalIPs", spec.external_ips, skipped) if spec.external_ips else ()
     external_local = spec.external_traffic_policy == "Local" and (
         kind in {ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT} or bool(external)

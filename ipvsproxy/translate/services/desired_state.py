@@ -301,7 +301,7 @@ class Translation:
         return [VirtualServerKey(port.protocol, *one) for one in dict.fromkeys(named) if not self._is_taken(port, *one)]
 
     def _source_ranges(self) -> Sequence[Network]:
-        """The ranges of clients to which the load balancer's addresses are restricted; empty if all clients are admitted."""
+        """The ranges of the clients that may use the load balancer's addresses; empty if all clients are admitted."""
         ranges = [item for item in self.options.source_ranges if item.family is self.family]
         return [] if any(not item.prefix_length for item in ranges) else ranges
 
@@ -322,7 +322,7 @@ class Translation:
     def _add_flows(self, port: ServicePort, endpoints: Endpoints) -> None:
         """Add the tracked flows of a port, which must be cleaned because flows outlive their endpoint.
 
-        Without a serving endpoint, the flows are left alone.
+        If no endpoint serves, the flows are not cleaned.
         """
         serving = frozenset([RealServerKey(key) for key, conditions in endpoints.items() if conditions.serving])
         if not serving:

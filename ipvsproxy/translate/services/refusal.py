@@ -34,7 +34,7 @@ _WITH_BALANCER = "let the load balancer set ipMode: Proxy, or give the Service t
 _WITH_EXTERNAL = "take it out of spec.externalIPs, or turn external IPs off by the feature gate AllowServiceExternalIPs=false"
 _REFUSING = "--ipvs-refuse-node-addresses refuses such addresses"
 WAYS_OUT = f"for a load balancer's, {_WITH_BALANCER}; for an external IP, {_WITH_EXTERNAL}; {_REFUSING}"
-"""The operator's ways out if an external or load-balancer address belongs to another node."""
+"""What the operator can do if an external or load-balancer address belongs to another node."""
 _API_SERVER = "is the address of an API server"
 _FORMER_API_SERVER = "was the address of an API server, and is refused until ipvsproxy restarts"
 _SPECIAL = "is an unspecified, multicast or link-local address"

@@ -17,9 +17,9 @@ from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights
 from ipvsproxy.model.service import Conditions, EndpointSlice, ServicePort
 
 Endpoints = Mapping[bytes, Conditions]
-"""The endpoints of a service port, each once, by the bytes of the real server's key."""
+"""The endpoints of a service port, by the bytes of the real server's key; each address occurs only once."""
 SlicesByPort = Mapping[tuple[str, Protocol], Sequence[tuple[EndpointSlice, int]]]
-"""Slices by the name and protocol of a port, each slice with its number of that port."""
+"""The EndpointSlices by the name and protocol of a port, each slice with the number of that port in the slice."""
 
 
 def slices_by_port(slices: Iterable[EndpointSlice]) -> SlicesByPort:
