@@ -73,7 +73,7 @@ def test_no_removal_is_postponed_if_clients_would_still_be_sent_to_the_real_serv
     assert weights(node) == [1] * 10
 
 
-def test_a_plan_limited_to_additions_does_not_reduce_the_allowed_removals_of_waiting_drains() -> None:
+def test_a_plan_limited_to_additions_leaves_the_allowed_removals_to_later_plans() -> None:
     node = after_replacement()
     node.now += 2 * attempts.KEPT_S
     for _ in range(5):

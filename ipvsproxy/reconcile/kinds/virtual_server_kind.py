@@ -184,7 +184,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
     def _settle_real_servers(self, verb: Verb, item: RealServers) -> None:
         """Records real servers.
 
-        If the operation has all desired and observed real servers, both sides of the table share one object.
+        If the operation has all desired and observed real servers, the desired and the observed side share one object.
         """
         table, key, keys = self.objects, item.virtual_server, item.keys
         desired, observed = table.desired.get(key), table.observed.get(key)

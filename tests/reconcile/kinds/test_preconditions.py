@@ -126,7 +126,7 @@ def _assert_only(node: simulation.SimulatedNode, allowed: frozenset[str], operat
 @pytest.mark.untraced
 @pytest.mark.parametrize("others", [(), ("10.1.0.0/16", NODE_RANGE), *([("10.1.0.0/16",)] if patience.IS_THOROUGH else [])])
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(RANGES, 2)))
-def test_a_client_inside_the_old_and_the_new_source_ranges_is_never_shut_out_whatever_fails(
+def test_whatever_operation_fails_a_client_in_the_old_and_the_new_source_ranges_is_never_shut_out(
     before: tuple[str, ...], after: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
     def change(failing: Nth) -> None:

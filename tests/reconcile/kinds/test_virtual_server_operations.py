@@ -149,7 +149,7 @@ def test_a_wrong_weight_of_a_real_server_is_corrected_by_exactly_one_operation()
     assert operations(weighed({ONE: 5, TWO: 1}), examples.observed({ONE: 5, TWO: 1})) == []
 
 
-def test_a_desired_weight_of_zero_is_not_a_drain() -> None:
+def test_a_desired_weight_of_zero_does_not_count_as_a_drain() -> None:
     (result,) = operations(weighed({ONE: 0, TWO: 1}), examples.observed({ONE: 1, TWO: 1}))
     assert isinstance(result.item, RealServers)
     assert (result.verb, result.item.weight, result.item.drains) == (Verb.SET, 0, False)

@@ -199,7 +199,7 @@ def test_a_mark_that_the_kernel_still_has_for_a_deleted_service_never_leads_to_e
 
 
 @pytest.mark.parametrize("change", ["is created anew", "is only remembered"])
-def test_the_mark_of_a_service_survives_a_change_of_the_owner_of_its_objects(change: str) -> None:
+def test_a_service_keeps_its_mark_if_its_creation_time_changes_or_if_it_is_only_remembered(change: str) -> None:
     node = node_with()
     service, slices = shop()
     node.put(service, slices)
@@ -261,7 +261,7 @@ def test_no_service_gets_a_mark_that_another_program_took_while_no_process_ran()
     assert marks_of(node) == {BALANCER: SECOND}
 
 
-def test_the_observed_state_is_queried_once_for_each_mark_in_use() -> None:
+def test_the_search_for_free_marks_checks_each_used_mark_only_once() -> None:
     asked: list[int] = []
     marks = Marks(lambda mark: not asked.append(mark) and mark > 0x3F00)  # type: ignore[func-returns-value]
     marks.adopt(0x3FFF)
@@ -322,7 +322,7 @@ def test_an_undesired_scope_is_kept_with_its_weights_while_packets_still_get_its
     assert traces_of(node) == []
 
 
-def test_the_virtual_server_of_a_draining_scope_may_vanish() -> None:
+def test_nothing_fails_if_the_virtual_server_of_a_draining_scope_vanishes() -> None:
     node = serving(shop(), drain_deadline_s=900)
     scope = FirewallMark.of(Family.IPV4, FIRST)
     for key in node.kernel.virtual_servers[scope].real_servers:
