@@ -147,7 +147,7 @@ class Cluster:
         self._server = server
         self._new_pods = itertools.count(size.services * size.endpoints + _NEVER_BEFORE)
         self._pods: dict[tuple[int, int], list[int]] = {}
-        """Slices, by the numbers of the Service and of the slice."""
+        """The numbers of the pods in each slice; the key is the number of the Service and the number of the slice."""
         server.store.put(NODES, workload.node())
         for number in range(size.services):
             first = number * size.endpoints

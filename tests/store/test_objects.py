@@ -428,7 +428,7 @@ def test_if_a_list_lacks_most_nodes_no_node_is_removed_until_another_list_confir
     assert (store.tunnels[0], store.node(NODE.name), dict(store.doubts)) == ({}, NODE, {})
 
 
-def test_a_list_that_lacks_half_of_the_nodes_and_a_watch_that_deletes_any_number_need_no_confirmation() -> None:
+def test_no_confirmation_is_needed_if_a_list_lacks_half_of_the_nodes_or_a_watch_deletes_any_number_of_nodes() -> None:
     store, nodes = store_with_nodes(3)
     store.deliver([listed(NODE, nodes[0], kind=ObjectKind.NODE)], 2)
     assert store.tunnels[0].keys() == {"node-0"}

@@ -1,4 +1,4 @@
-"""What the program under test answers on its default ports of this host."""
+"""Requests pages from the default ports of the program under test, which runs on this host."""
 
 import urllib.error
 import urllib.request

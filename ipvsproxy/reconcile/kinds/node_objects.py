@@ -155,7 +155,7 @@ class Rules(ReconciledKind[Family, Skeleton, ObservedSkeleton]):
         return not self.objects.pending and bool(skeletons) and all(map(_guards_tunnels, skeletons))
 
     def differences(self) -> Iterator[Difference]:
-        """Yields one difference for each chain and each jump.
+        """Yields one difference for each chain that differs, and for each jump that differs.
 
         The difference of a chain of ipvsproxy names the first rule that differs.
         """

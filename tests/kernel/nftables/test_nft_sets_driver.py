@@ -171,7 +171,7 @@ def test_an_entry_with_a_new_mark_or_mask_replaces_the_old_entry(driver: NftSets
         assert set(driver.observe([SCOPE])[SCOPE].entries) == {one}
 
 
-def test_an_entry_with_a_mark_is_read_without_a_mask_if_another_program_has_written_the_comment(driver: NftSetsDriver) -> None:
+def test_the_mask_of_a_mark_is_not_read_from_a_comment_that_another_program_has_written(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[SCOPE])
     nft("add", "element", "inet", "ipvsproxy", SCOPE, '{ 10.96.0.1 . tcp . 80 comment "mask 0xff or so" : 0x12 }')
     assert [str(found) for found in driver.observe([SCOPE])[SCOPE].entries] == ["10.96.0.1,tcp:80 skbmark 0x12/0x0"]

@@ -32,7 +32,7 @@ def node_with(drain_deadline_s: float = 0) -> SimulatedNode:
 
 
 def serving(drain_deadline_s: float = 0) -> SimulatedNode:
-    """A node that serves a Service with direct return, which has endpoints on this and on another node."""
+    """A node that serves a Service with direct return. The Service has endpoints on this node and on another node."""
     node = node_with(drain_deadline_s)
     node.put(*shop(HERE, ELSEWHERE))
     node.sync()

@@ -1,4 +1,4 @@
-"""The pods behind endpoints, found in pages of a list and in manifests; invalid objects have no pods."""
+"""Finds the pods behind endpoints, in the pages of a list and in manifests. An invalid object yields no pods."""
 
 import json
 from typing import Any
