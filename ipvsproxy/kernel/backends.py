@@ -77,7 +77,7 @@ def choose(asked: Backend) -> BackendChoice:
 
 
 def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/")) -> tuple[Backend, ...]:
-    """The backends that may hold our rules or sets; without such a backend, the backend that needs no additional module.
+    """The backends that may hold our rules or sets; if there is no such backend, the backend that needs no additional module.
 
     ``chains`` are our chains.
 
@@ -230,7 +230,7 @@ def remove_other(used: Backend) -> Collection[str]:
 
 
 class Driver(Protocol):
-    """Applies operations on some kinds of objects in the given order, and returns one outcome for each operation."""
+    """Applies operations on certain kinds of objects, in the order of the operations; returns one outcome for each operation."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Apply all operations. If an operation fails, the later operations are applied nevertheless."""

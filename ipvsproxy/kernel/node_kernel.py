@@ -99,7 +99,7 @@ class NodeKernel:
         self._conntrack = ConntrackDriver()
         self._rule_changes = RuleChanges()
         self._former_sets: SetsDriver | None = None
-        """The sets of the other backend, until rules of the chosen backend have replaced the rules that look these sets up."""
+        """The sets of the other backend, until rules of the chosen backend have replaced the rules that use these sets."""
         self._fingerprints: dict[Family, object] = {}
         self._without_fingerprint: set[Family] = set()
         """The families whose rules had no fingerprint at the last reading."""
@@ -413,7 +413,7 @@ def _without_absent(sets: Mapping[str, AbstractSet[SetEntry] | None]) -> Mapping
 
 
 def _as_ours(observed: Mapping[str, ObservedSet | None]) -> Mapping[str, AbstractSet[SetEntry] | None]:
-    """The entries of each set.
+    """The entries of each set; the key is the name of the set.
 
     None means that the set is absent or has other parameters than ipvsproxy's set; the attempt to create the set reports the
     difference.

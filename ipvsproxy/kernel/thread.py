@@ -15,8 +15,8 @@ TURN_S = 0.001
 as long."""
 
 SLOW_S = 5.0
-"""A call that takes longer than this is reported while it runs. The kernel usually answers within milliseconds, so its answer was
-probably lost."""
+"""A call that takes longer than this is reported while it runs. The kernel usually answers within milliseconds, so the answer to
+such a call was probably lost."""
 
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")

@@ -1,6 +1,6 @@
 """The contract that every kernel fulfils: the fake kernel, and the real kernel with either backend of rules and sets.
 
-Not covered: behaviour of a real kernel that operations alone cannot cause.
+The tests cover only behaviour of a real kernel that operations can cause. For example, they do not cover lost answers.
 """
 
 import contextlib
@@ -487,7 +487,7 @@ def several(virtual_server: VirtualServer, *ports: int) -> RealServers:
 
 
 def all_at_once(virtual_server: VirtualServer, *ports: int) -> RealServers:
-    """An item that adds several real servers together with a new virtual server."""
+    """Several real servers as one item, to be added together with their new virtual server."""
     return RealServers(virtual_server.key, EvenWeights.of(several(virtual_server, *ports).keys))
 
 
@@ -647,7 +647,7 @@ def test_a_firewall_mark_virtual_server_of_another_program_is_not_changed(kernel
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_new_backend_copies_the_sets_of_the_former_backend_and_also_writes_changes_to_former_sets_in_nftables(
+def test_a_new_backend_copies_the_sets_of_the_former_backend_and_keeps_former_sets_in_nftables_up_to_date(
     network_namespace: None, backend: Backend
 ) -> None:
     skip_without_nftables()

@@ -1,6 +1,6 @@
 """The lock of a node: which process gets the lock and which process is refused.
 
-Also covers other programs' sockets with the name of the lock.
+Also covers sockets of other programs that have the same name as the lock.
 """
 
 import contextlib

@@ -256,7 +256,9 @@ def test_rules_that_were_written_are_read_by_the_next_poll_even_if_their_fingerp
     assert poll(target).skeletons == {}
 
 
-def test_a_table_that_iptables_cannot_list_is_an_error_of_each_poll(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_poll_reports_an_error_for_a_table_that_iptables_cannot_list(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = IMAGES[Family.IPV4]
     monkeypatch.setitem(IMAGES, Family.IPV4, dataclasses.replace(shown, hidden=frozenset({"filter"})))
     target = new_node()
@@ -343,7 +345,7 @@ def test_a_poll_skips_rules_whose_fingerprint_cannot_be_read(kernel: Kernel) -> 
     assert logged == [], "the first reading has logged it"
 
 
-def test_a_missing_fingerprint_of_rules_is_logged_once_until_the_rules_have_a_fingerprint(kernel: Kernel) -> None:
+def test_a_missing_fingerprint_of_rules_is_logged_once_until_the_rules_have_a_fingerprint_again(kernel: Kernel) -> None:
     target = new_node()
     with structlog.testing.capture_logs() as logged:
         for broken in ({"rule_changes"}, {"rule_changes"}, set(), {"rule_changes"}):
@@ -377,7 +379,7 @@ def test_all_objects_in_the_kernel_are_observed(kernel: Kernel) -> None:
         ("sysctls", {"sysctls": None}),
     ],
 )
-def test_an_observation_contains_the_reason_for_each_unreadable_state_and_all_other_state(
+def test_an_observation_contains_all_parts_that_can_be_read_and_the_reason_for_each_unreadable_part(
     kernel: Kernel, name: str, lacking: Mapping[str, object]
 ) -> None:
     complete = observe(new_node())

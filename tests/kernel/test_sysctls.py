@@ -1,4 +1,4 @@
-"""Kernel settings, in a fake folder of settings, and in one test in the real folder."""
+"""Reads and writes kernel settings: one test uses the real folder of settings, and all other tests use a fake folder."""
 
 import errno
 import os

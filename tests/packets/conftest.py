@@ -52,7 +52,7 @@ def _running(
 def _answers(
     request: pytest.FixtureRequest, running: cluster.Cluster, binding: Binding
 ) -> Mapping[questions.Question, lab.Result]:
-    """The results of the requests in ``QUESTIONS`` for which tests of the module are chosen."""
+    """Send each request in ``QUESTIONS`` that a chosen test of the module needs, and return the results."""
     tests = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
     asked = {item.callspec.params.get("question") for item in tests if hasattr(item, "callspec")}
     return questions.ask(running.lab, [one for one in request.module.QUESTIONS if one in asked and one.is_of(binding)])

@@ -1,4 +1,4 @@
-"""The mark of tests that need rules and sets in nftables, and a listing of the table that contains them."""
+"""A mark for tests that need rules and sets in nftables, and a function that lists our table."""
 
 import contextlib
 

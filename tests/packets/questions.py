@@ -12,7 +12,7 @@ ANSWERED = "ok"
 ATTEMPTS = 4
 """The number of requests per row. It suffices to reach both of two endpoints, because the scheduler chooses them in turn."""
 MASQUERADED = "bridge node"
-"""The source addresses of a masqueraded client that a pod on this node and a pod on the other node see."""
+"""The source addresses that backends see if the client is masqueraded: the first on this node, the second on the other node."""
 
 
 class Row(NamedTuple):

@@ -30,7 +30,7 @@ def _web(*endpoints: str, **annotations: str) -> list[Manifest]:
 
 
 def _shares(running: Cluster, family: Family, requests: int = 100) -> Mapping[str, float]:
-    """For each pod name, the share of the pod in this many new connections, no matter how long the connections take."""
+    """The share of each pod in the given number of new connections, no matter how long the connections take."""
     load = running.lab.repeat("p2", "TCP", cluster.address("cluster 1", family), 80, count=requests)
     assert load.outcomes == {"ok": requests}
     return {name: load.backends.get(cluster.address(name, family), 0) / requests for name in PODS}

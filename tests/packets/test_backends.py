@@ -1,4 +1,4 @@
-"""Rules in nftables: a switch of backends under load, drift by other programs, commands, cleanup, and transactions of a sync.
+"""Rules in nftables: switching backends under load, repairing drift, commands, cleanup, and the transactions of a sync.
 
 All other packet tests run with nftables, too: see docs/testing.md.
 """
@@ -169,7 +169,7 @@ def test_cleanup_removes_sets_with_another_definition(laboratory: lab.Lab, tmp_p
         assert not running.virtual_servers()
 
 
-def test_virtual_servers_of_other_programs_do_not_count_as_ours_because_a_boot_has_restored_our_saved_rules(
+def test_after_a_boot_with_our_saved_rules_virtual_servers_of_other_programs_do_not_count_as_ours(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     theirs = {("TCP", cluster.address("node", Family.IPV4), 30001), ("TCP", cluster.address("balancer 1", Family.IPV4), 80)}
@@ -286,7 +286,7 @@ def plain(name: str, number: int) -> list[Manifest]:
 
 
 def special(*numbers: int) -> list[Manifest]:
-    """Services with source ranges and Services with a second scope; two Services for each number."""
+    """For each number, one Service with source ranges and one Service with a second scope."""
     return [
         manifest
         for number in numbers
@@ -304,7 +304,7 @@ def _serving(laboratory: lab.Lab, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def transactions(serving: Cluster, *manifests: list[Manifest]) -> int:
-    """The number of transactions that a sync with these objects needs, from the generation number.
+    """The number of transactions that a sync with these objects needs, calculated from the generation number.
 
     Only ipvsproxy writes to nf_tables, and each transaction increases the generation number by one.
     """

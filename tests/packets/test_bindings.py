@@ -1,4 +1,4 @@
-"""Local routes: a switch of bindings by a reload under load, a kill in the middle of such a switch, and drift of routes."""
+"""Local routes: a reload switches bindings under load, the program is killed during a switch, and routes drift."""
 
 import functools
 import time
@@ -25,7 +25,7 @@ FOREIGN = ("local", "10.96.200.200", "dev", "lo", "table", "local", "protocol", 
 
 
 def bound(running: Cluster) -> dict[Binding, set[str]]:
-    """The addresses of the API's Services that are local, by binding."""
+    """For each binding, the service addresses that this binding has made local."""
     return {binding: running.local_addresses(binding) for binding in Binding}
 
 

@@ -148,8 +148,9 @@ def test_two_nodes_of_entry_send_most_clients_to_the_same_node(
     The tables of connections in the kernels of two nodes of entry show which nodes these kernels have chosen. Most nodes with
     endpoints exist only in the API, so datagrams to them get no answer.
 
-    ``count`` nodes have endpoints. The client changes its node of entry three times: to a node with an endpoint, to a node
-    without an endpoint, and at the moment at which a node with an endpoint disappears.
+    ``count`` nodes have endpoints. The client changes its node of entry three times. The first time, the new node has an
+    endpoint. The second time, the new node has no endpoint. The third time, a node with an endpoint disappears at the same
+    moment.
     """
     three.lab.ip("client", "link set third up")
     three.have(*_many(count - 1, "p1"))
@@ -180,9 +181,9 @@ def _many(count: int, *pods: str) -> list[list[dict[str, Any]]]:
 
 
 def _choices(three: Three, ports: Collection[int], change: Callable[[], None] = lambda: None) -> list[dict[int, str]]:
-    """For each of two nodes of entry: the node that gets the datagram of each client port.
+    """The node that gets the datagram of each client port: one mapping for each of two nodes of entry.
 
-    ``change`` is called between the two.
+    ``change`` is called before the client uses the second node of entry.
     """
     to, source = (cluster.address(name, Family.IPV4) for name in ("balancer 1", "client"))
     chosen: dict[str, dict[int, str]] = {"third": {}, "node": {}}

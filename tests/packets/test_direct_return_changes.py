@@ -1,4 +1,4 @@
-"""Direct return with various Service and network options, under load, and with endpoints on the node that receives the traffic.
+"""Direct return with various options of Services and networks, while endpoints move, and after a change of the node of entry.
 
 Service addresses are local routes; ``three_nodes.py`` describes the nodes.
 """
@@ -26,7 +26,7 @@ CLIENT, OTHER_CLIENT = (cluster.address(name, Family.IPV4) for name in ("client"
 FLAGS = ("--ipvs-vip-binding=routes",)
 MANY_PORTS = range(20000, 20060)
 PORTS = range(21000, 21012)
-"""Source ports of clients, for which the hash and the chosen endpoints are the same in each run."""
+"""Fixed source ports of clients, so that the hash chooses the same endpoints in each run."""
 
 
 @pytest.mark.parametrize("entry", [pytest.param(one, marks=[] if one == "third" else patience.THOROUGH) for one in ENTRIES])
@@ -117,8 +117,8 @@ def test_no_request_or_connection_fails_while_a_node_is_drained_by_weights_or_by
 def _losing_nothing(three: Three) -> Iterator[list[lab.Connection]]:
     """Fail if a request to the Service fails or an open connection is lost.
 
-    The block adds its open connections to the list that it gets. All connections are TCP connections, because ipvsproxy removes
-    endpoints of UDP and SCTP at once, like kube-proxy.
+    The ``with`` block gets a list, and adds the connections that it opens to this list. All connections are TCP connections,
+    because ipvsproxy removes endpoints of UDP and SCTP at once, like kube-proxy.
     """
     held: list[lab.Connection] = []
     with contextlib.ExitStack() as loading:
@@ -167,8 +167,7 @@ with socket.socket(family) as client:
 def test_large_transfers_through_a_tunnel_succeed_in_both_directions(three: Three, family: Family, mtu: int) -> None:
     """Transfer 200 kB to the endpoint of another node and 60 kB back, unfragmented, with the usual path MTU discovery.
 
-    If the MTU between the nodes is 1,480 bytes, segments of the size that our rule sets are too large, so the client must learn
-    the path MTU.
+    If the MTU between the nodes is 1,480 bytes, the segment size of our rule is too large, so the client must learn the path MTU.
     """
     three.have(nodes(*NODES), web("r1"))
     three.enter_by("third")
@@ -190,7 +189,8 @@ def test_large_transfers_through_a_tunnel_succeed_in_both_directions(three: Thre
 
 
 MOVED_AT_MOST = 1 / 3
-"""The largest share of connections that end if a node with endpoints replaces a node of entry without endpoints."""
+"""The largest share of connections that may end when the client changes from a node without endpoints to a node with
+endpoints."""
 
 
 def test_only_a_few_open_connections_end_if_the_next_node_of_entry_has_endpoints_of_the_service(three: Three) -> None:

@@ -28,9 +28,9 @@ pytestmark = [pytest.mark.kernel]
 
 RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 DIRECT = ("192.0.2.8", 8008)
-"""An external address and port of the Service with direct return, ``s08/web``, which has an endpoint on each node.
+"""An external address and port of the Service ``s08/web``, which has direct return and an endpoint on each node.
 
-Recorded kube-proxies knew only the pods' IPv4 addresses, so Services of IPv6 have no direct return.
+The recorded kube-proxy knew only IPv4 addresses of pods, so IPv6 Services have no direct return.
 """
 CLIENT = cluster.address("client", Family.IPV4)
 HELD = (("p1", "TCP", "10.96.16.1", 80), ("host", "TCP", "fd00:10:96::b01", 80), ("client", "TCP", "198.51.100.6", 80))
@@ -50,7 +50,7 @@ WITHIN_S = patience.seconds(600.0)
 
 @pytest.mark.parametrize("way", ["cleanup", pytest.param("off", marks=patience.THOROUGH)])
 def test_a_return_to_kube_proxy_leaves_no_part_of_direct_return_on_the_node(tmp_path: Path, way: str) -> None:
-    """The node returns by ``cleanup --only=own`` or by a start with direct return off.
+    """The node returns to kube-proxy after ``cleanup --only=own`` or after a start with direct return off.
 
     Connections to other Services must continue. With rules in nftables, kube-proxy starts and writes its own rules before
     ``cleanup --only=own`` is run. Finally, direct return is turned off on the other node, and the other node is cleaned up.

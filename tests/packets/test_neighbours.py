@@ -83,7 +83,7 @@ def _lasting(value: Any) -> Any:
 
 
 def wrong(laboratory: lab.Lab, rows: list[Row]) -> list[str]:
-    """The requests of these rows whose result is not the expected result, each with its actual result."""
+    """Send the requests of these rows, and return each request that has an unexpected result, with this result."""
     answers = questions.ask(laboratory, questions.questions(rows))
     return [f"{question}: {answer}" for question, answer in answers.items() if answer != question.expected]
 

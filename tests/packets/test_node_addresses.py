@@ -108,7 +108,7 @@ def test_connections_through_a_node_port_survive_a_short_absence_of_the_node_add
     _wait_until_served(running, *OWN)
 
 
-def test_a_service_address_that_another_device_of_the_node_has_is_not_bound_again(running: Cluster) -> None:
+def test_a_service_address_is_not_bound_again_if_another_device_of_the_node_has_the_address(running: Cluster) -> None:
     external = {cluster.address("external 1", family): family.bits for family in Family}
 
     def are_served() -> bool:

@@ -1,10 +1,11 @@
 """The migration from kube-proxy to ipvsproxy and back, step by step on one kernel, while clients send requests all the time.
 
-The steps are the commands of docs/migration.md as printed, from the check of the configuration to the return in both ways: by
-label, and in place. ``tests.support.one_node`` replaces the cluster. The recorded state of kube-proxy replaces kube-proxy: the
-state of the kernel when ipvsproxy starts, and the rules and sets that kube-proxy writes after its return. The configuration
-file is that of kube-proxy, without additional fields. Additional flags turn on features of ipvsproxy: second scopes, and local
-routes or nftables. After each step the objects of both proxies are compared with the recording.
+Each step runs commands exactly as docs/migration.md prints them: the check of the configuration, the migration, and the return,
+first by label and then in place. ``tests.support.one_node`` replaces the cluster. kube-proxy does not run. Instead, the test
+writes kube-proxy's recorded state to the kernel before ipvsproxy starts and, after a return from nftables, kube-proxy's recorded
+rules and sets. The configuration file is that of kube-proxy, without additional fields. Additional flags turn on features of
+ipvsproxy: second scopes, and local routes or nftables. After each step the objects of both proxies are compared with the
+recording.
 
 The test does not cover kube-proxy itself, the update of a DaemonSet by a cluster, and commands that need a registry.
 """
@@ -139,7 +140,7 @@ class Proxies:
         self._check_held()
 
     def _has_moved(self) -> bool:
-        """Whether kube-proxy's rules and sets are gone from iptables, if ipvsproxy has its rules and sets in nftables."""
+        """Whether kube-proxy's rules and sets are gone from iptables; always true if ipvsproxy uses iptables."""
         return not self._by_nftables or iptables_is_empty()
 
     def _check(self, served_by: str) -> None:

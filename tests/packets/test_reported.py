@@ -45,9 +45,9 @@ def _start(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> None:
     """Set the API's objects, and wait until they are programmed.
 
-    ``Cluster.have`` waits for one sync with Services. The removal of an interface by an earlier test causes a sync as well. This
-    function adds a marker Service, waits for its sync, and repeats this once. The second sync begins after the sync of the
-    objects.
+    ``Cluster.have`` waits for one sync with Services. The removal of an interface by an earlier test causes a sync as well.
+    Therefore, this function adds a marker Service, waits for its sync, and then does both a second time. The second sync begins
+    after the sync of the objects.
     """
     objects = [*itertools.chain.from_iterable(manifests)]
     for number in itertools.islice(MARKERS, 2):

@@ -81,7 +81,7 @@ PREFIX = ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefi
     "flags",
     [
         pytest.param((*BRIDGE, "--masquerade-all"), id="bridge, masquerade all"),
-        # The following cases need no other kernel features than test_scopes.py and a match of a bridge name with a wildcard.
+        # The following cases need the same kernel features as test_scopes.py, and a match of bridge names with a wildcard.
         pytest.param(("--detect-local-mode=NodeCIDR",), id="ranges of the Node", marks=patience.THOROUGH),
         pytest.param(PREFIX, id="prefix of interfaces", marks=patience.THOROUGH),
     ],
@@ -244,7 +244,7 @@ def _differences(verified: Ended) -> list[str]:
     return [one for one in found if not BESIDE.search(one)]
 
 
-def test_drift_of_second_scopes_is_repaired_by_run_and_shown_by_plan_and_verify_and_cleanup_removes_only_our_marks(
+def test_drift_of_second_scopes_is_shown_and_repaired_and_cleanup_removes_only_our_marks(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:

@@ -35,9 +35,10 @@ WRITTEN = frozenset({("set", "sysctl")})
 """Operations that are permitted, because the recording does not include the size of the table of flows."""
 SCOPED_SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables")
 SCOPED = frozenset({("add", "virtual_server"), ("add", "real_server"), ("add", "set"), ("add", "set_entry"), ("set", "rules")})
-"""The operations by which second scopes add their objects, and their chains of rules."""
+"""The operations that add the objects of second scopes or write their chains of rules."""
 MOVES = cluster.BACKEND is Backend.NFTABLES
-"""Whether the take-over moves rules and sets to nftables: it writes our rules and sets, and removes those of kube-proxy."""
+"""Whether the take-over writes our rules and sets to nftables, and removes kube-proxy's rules and sets from iptables and
+ipset."""
 
 
 @pytest.mark.parametrize("scopes", [TrafficScopes.KUBE_PROXY, pytest.param(TrafficScopes.API, marks=patience.THOROUGH)])

@@ -23,7 +23,7 @@ SEQUENCE_OFFSET = 8
 NESTED = 0x8000
 """The bit of an attribute's type that says that the attribute contains other attributes."""
 KIND_MASK = 0x3FFF
-"""The bits of an attribute's type that are its number; the other two bits say "nested" and "in network order"."""
+"""The bits of an attribute's type that hold the attribute's number; the other two bits say "nested" and "in network order"."""
 
 _ATTRIBUTE = struct.Struct("=HH")
 _NETFILTER = struct.Struct(">BBH")
@@ -40,13 +40,13 @@ ADDRESSES: Mapping[Family, Sample] = {
 
 
 def template(build: Callable[..., bytes], samples: Mapping[str, Sample]) -> Encode:
-    """A function that encodes a message from the values of its fields, compiled from the output of a pyroute2 message class.
+    """Compile a function that encodes a message from the values of the message's fields.
 
-    ``build`` takes one keyword argument for each field, and returns the encoded message. To find the position of each field in
-    the message, ``build`` is called with two different values for each field. The function takes the values as bytes, in the
-    order of the names in ``samples``. A call takes 0.3 µs and does not check lengths. If a value has the wrong length, the kernel
-    cuts off the message without an error. The function uses bytes formatting, which is as fast as a generated ``struct`` call and
-    needs no generated code.
+    The function is compiled from messages that ``build`` encodes with pyroute2. ``build`` takes one keyword argument for each
+    field, and returns the encoded message. To find the position of each field in the message, ``build`` is called with two
+    different values for each field. The function takes the values as bytes, in the order of the names in ``samples``. A call
+    takes 0.3 µs and does not check lengths. If a value has the wrong length, the kernel cuts off the message without an error.
+    The function uses bytes formatting, which is as fast as a generated ``struct`` call and needs no generated code.
 
     Raises:
         ValueError: a field has no fixed position, or the fields have another order in the message than in ``samples``.

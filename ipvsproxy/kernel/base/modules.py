@@ -41,8 +41,8 @@ def may_have_nf_tables(root: pathlib.Path = pathlib.Path("/")) -> bool:
     """Whether the kernel may have tables of nf_tables.
 
     If the result is false, do not send a query to nf_tables: the query would load the module, or would start modprobe without
-    success. If the files of the host's modules are not visible, the result is false from a call of ``note_no_nf_tables`` until
-    the module appears, and otherwise true.
+    success. If the files of the host's modules are not visible, the result is true until ``note_no_nf_tables`` is called; from
+    then on, the result is false until the module appears.
     """
     state = module_state(_NF_TABLES, root)
     return not _REFUSED.is_set() if state is ModuleState.UNKNOWN else state in (ModuleState.LOADED, ModuleState.BUILT_IN)

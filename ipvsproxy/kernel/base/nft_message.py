@@ -40,7 +40,7 @@ NFTA_SET_KEY_TYPE, NFTA_SET_KEY_LEN, NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN = 4, 
 NFTA_SET_DESC, NFTA_SET_ID, NFTA_SET_USERDATA = 9, 10, 13
 NFTA_SET_DESC_SIZE = 1
 NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
-"""Attributes of messages. The attributes have the kernel's names, by which docs/compatibility.md lists them."""
+"""Attributes of messages. The constants have the kernel's names, which docs/compatibility.md uses as well."""
 IS_DORMANT = 1
 IS_MAP = 8
 ACCEPT_POLICY = 1
@@ -326,7 +326,7 @@ def element_query(name: str, encoded: bytes) -> bytes:
 
 
 def generation(channel: netlink.Channel) -> int:
-    """The number of the current generation, which changes with every change to any table in this network namespace.
+    """The number of the current generation; the number changes whenever any table in this network namespace changes.
 
     Raises:
         KernelError: the kernel has no nf_tables (EINVAL), or the kernel did not answer.

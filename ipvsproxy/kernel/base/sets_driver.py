@@ -101,7 +101,7 @@ class SetsDriver(abc.ABC):
         return changed
 
     def has_copy(self) -> bool:
-        """Whether a ``SetCopy`` exists, which a process leaves behind if it is killed while it enlarges a set.
+        """Whether a ``SetCopy`` exists. A process that is killed while it enlarges a set leaves a ``SetCopy`` behind.
 
         Raises:
             KernelError: the copy could not be read.

@@ -127,7 +127,7 @@ class IpsetDriver(SetsDriver):
         return explain(number, set_type)
 
     def _revision(self, ip_set: IpSet) -> int:
-        """The lowest revision of the set's type that our set needs, or the revision nearest to it that this kernel has.
+        """The lowest revision of the set type that our set needs; if the kernel lacks this revision, the nearest one that it has.
 
         Raises:
             KernelError: the kernel lacks the set type or, for a set that assigns marks, a revision of the set type that supports

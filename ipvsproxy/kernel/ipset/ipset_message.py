@@ -26,8 +26,8 @@ CAPACITY = 19
 """The attribute ``maxelem`` inside ``DATA``."""
 
 PROTOCOL_REVISION = 1
-"""The lowest revision that accepts SCTP, for set types whose entries have a protocol. All other set types accept our entries
-since revision 0.
+"""The lowest revision that accepts SCTP, for set types whose entries have a protocol. All other set types accept our entries in
+every revision.
 
 Later revisions add features that ipvsproxy does not use: ranges, nomatch, counters, comments, forceadd, skbinfo, bucketsize,
 bitmask (the lists at ``IPSET_TYPE_REV_MAX`` in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c). An ``ipset``

@@ -1,8 +1,10 @@
-/* Preloaded into the programs of iptables where this process has no CAP_NET_RAW (preload.py).
+/* A library that is preloaded into the programs of iptables if this process has no CAP_NET_RAW (process.py).
  *
- * They ask the kernel by socket options, of netfilter's and of ipset's, for which the kernel demands CAP_NET_ADMIN and any
- * internet socket; but they open a raw one for it, which demands CAP_NET_RAW. Nothing is ever sent through that socket. So a
- * datagram socket takes its place. It is an extension module in name only: that has pip compile it.
+ * The programs of iptables send requests to netfilter and ipset by socket options. For these requests, the kernel requires
+ * CAP_NET_ADMIN, and any internet socket. However, the programs open a raw socket, for which the kernel requires CAP_NET_RAW.
+ * The programs never send a packet through the raw socket, so this library opens a datagram socket instead.
+ *
+ * The library is declared as an extension module of Python only so that pip compiles the library.
  */
 #include <netinet/in.h>
 #include <sys/socket.h>

@@ -44,9 +44,9 @@ _TRIED_CHAIN = "KUBE-IPVS-CANARY"  # kube-proxy's canary chains have other names
 _NO_TABLES = re.compile(
     r"Table does not exist|do you need to insmod|Operation not supported|Protocol not supported|Address family not supported"
 )
-"""The messages of the programs if the kernel has no such table or family."""
+"""The messages that the programs print if the kernel lacks the table or the IP family."""
 _NO_PROGRAM = "is not in PATH"
-"""The message if a program is not installed.
+"""The message of an error that occurs because a program is not installed.
 
 Failures with any other message may be temporary, for example because the lock is held, memory is short, or a process cannot be
 started.

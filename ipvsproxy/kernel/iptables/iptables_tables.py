@@ -39,7 +39,7 @@ _INFO = struct.Struct("=80xI")  # The field of ipt_getinfo that holds the size o
 _ENTRIES_OFFSET = 40
 _COUNTERS = bytes(16)
 _CHAIN_HEAD = re.compile(re.escape(struct.pack("=H30s", 64, b"ERROR")) + rb"([^\0]+)")
-"""The head of a chain that is not built in: a target with its name (xt_error_target)."""
+"""The head of a chain that is not built in: a target that contains the chain's name (xt_error_target)."""
 
 _HOST_PORTS = re.compile(r"CNI-(HOSTPORT|DN)-|KUBE-(HOSTPORTS$|HP-)")
 """The chains of ``nat`` for hostPorts of pods, as made by the CNI plug-in portmap, cri-o and dockershim."""
@@ -187,7 +187,7 @@ def _is_unseen(chain: ChainKey, *, is_legacy: bool) -> bool:
 
 
 class RuleChanges:
-    """Fingerprints of rules: while the fingerprint of an IP family stays the same, none of its rules has changed.
+    """Fingerprints of rules: while the fingerprint of an IP family stays the same, no rule of the family has changed.
 
     The fingerprints describe the rules in the network namespace of the thread that creates this object. Only the thread that
     creates this object may use it.

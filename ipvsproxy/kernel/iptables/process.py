@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from ipvsproxy.kernel.base.errors import KernelError
 
 LIBRARY = pathlib.Path(__file__).with_name("datagram.abi3.so")
-"""The library, compiled from ``datagram.c``, with which the programs of iptables need no capability except CAP_NET_ADMIN.
+"""The library that is compiled from ``datagram.c``. With the library, the programs of iptables need only the capability
+CAP_NET_ADMIN.
 
 The library exists if a C compiler was present when this package was installed, as in the image. Without the library, CAP_NET_RAW
 is needed.

@@ -27,8 +27,8 @@ SCHEDULER_NAME_LIMIT = 15
 """The longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""
 
 TEMPLATES_KEPT = 256
-"""The largest number of message templates for real servers that are kept. Each combination of shape, forwarding method and
-thresholds needs a separate template."""
+"""The largest number of templates for messages about real servers that the encoder keeps. Each combination of shape, forwarding
+method and thresholds needs a separate template."""
 
 _ALL_FLAGS = 0xFFFFFFFF
 _ALL_ONES = 0xFFFFFFFF

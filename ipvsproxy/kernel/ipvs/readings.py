@@ -39,8 +39,8 @@ PART_S = 0.003
 CHECKED_EVERY = 16
 """The number of virtual servers that are read before the clock is read again."""
 ROOM = 16
-"""The number of virtual servers for which the buffer has room in addition to the present virtual servers, because more may be
-added before the answer."""
+"""The number of virtual servers for which the buffer has additional room, because virtual servers may be added before the kernel
+answers."""
 FIRST_ROOM = 32
 """The number of real servers for which the first query about connections has room. If the answer fills the buffer, the query is
 repeated with a larger buffer.
@@ -89,7 +89,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
         """The active and the inactive connections that the reading in progress has added up so far."""
         self._clock = clock
         self._known: dict[Hashable, int] = {}
-        """The hashes that each virtual server had when it was last returned, by the name that its row contains."""
+        """The hashes that each virtual server had when it was last returned; the key is the name in the virtual server's row."""
         self._written: dict[VirtualServerKey, bool] = {}
         self._passed: set[Hashable] = set()
         """The names of virtual servers that were written since the current reading began."""

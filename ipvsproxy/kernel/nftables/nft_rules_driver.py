@@ -47,9 +47,9 @@ HOOKS: Mapping[tuple[str, str], BaseChain] = {
 priorities of other programs' chains.
 
 IPVS takes arriving packets at ``INPUT`` with priority 99, and this host's own packets at ``OUTPUT`` with priority -98; IPVS sends
-these packets on through ``OUTPUT``, with the address of an endpoint as their destination. The filter of ``OUTPUT`` is evaluated
-only for these packets: if the filter dropped a packet before IPVS gets the packet, the sender would get an error, but with
-iptables the sender gets no answer.
+these packets on through ``OUTPUT``, with the address of an endpoint as their destination. The filter chain of ``OUTPUT`` gets
+packets to Services only after IPVS has sent them on. If the filter chain dropped a packet before IPVS gets the packet, the sender
+would get an error; with iptables, the sender gets no answer.
 """
 
 

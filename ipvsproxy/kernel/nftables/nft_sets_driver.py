@@ -32,7 +32,8 @@ PAUSES_S: Sequence[float] = (0.0, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 REPAIRS = 5
-"""The largest number of corrections of a refused message. Another program may change the same set again and again."""
+"""The largest number of corrections of a refused message. The number is limited, because another program may change the same set
+again and again."""
 _ADDRESS_TYPES: Mapping[Family, int] = {Family.IPV4: 7, Family.IPV6: 8}
 _PROTOCOL_TYPE, _PORT_TYPE, _MARK_TYPE = 12, 13, 19
 _MASK = "mask "
@@ -75,8 +76,8 @@ class NftSetsDriver(SetsDriver):
         self._changes = changes
         self._sleep = sleep
         self._fingerprints: dict[str, object] = {}
-        """The fingerprint of our table when ``observe_changed`` last read each set; a set is read again after this fingerprint
-        has changed."""
+        """For each set, the fingerprint that our table had when ``observe_changed`` last read the set. A set is read again if our
+        table has another fingerprint now."""
 
     def observe_changed(self, name: str) -> dict[str, ObservedSet | None]:
         """As in ``SetsDriver``.
@@ -278,8 +279,8 @@ def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tupl
 def message_of(verb: Verb, entries: Sequence[EncodedEntry]) -> bytes:
     """One message about entries of one set.
 
-    The kernel refuses an entry that assigns a mark while the set has an entry with the same key, because the two masks may
-    differ.
+    The kernel refuses an entry that assigns a mark while the set has an entry with the same key, because the masks of the two
+    entries may differ.
     """
     ip_set = IP_SETS[entries[0].entry.set]
     encoded = b"".join(one.encoded for one in entries)

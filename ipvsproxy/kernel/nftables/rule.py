@@ -413,7 +413,7 @@ def segment_size() -> bytes:
 def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
     """The expressions of a rule: the name of each expression, and the payload of each of its attributes.
 
-    The key of a payload has the attribute's number, preceded by the numbers of the attributes that contain it.
+    The key of a payload is a tuple of attribute numbers, from the outermost attribute to the attribute that has the payload.
 
     The result leaves out attributes that only the kernel adds to a rule: attributes that are 0, and the register for the end of a
     range of addresses.

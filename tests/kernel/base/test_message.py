@@ -1,4 +1,4 @@
-"""Covers netlink messages without a kernel: templates that write messages, and attributes and layouts that read them."""
+"""Encoding and decoding netlink messages, without a kernel. Templates encode messages; attributes and layouts decode messages."""
 
 import struct
 

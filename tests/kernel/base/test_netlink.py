@@ -184,7 +184,7 @@ def test_a_dump_that_is_interrupted_at_each_attempt_is_an_error() -> None:
     assert (0.0, *pauses_s) == netlink.DUMP_PAUSES_S
 
 
-def test_after_a_dump_has_failed_because_of_lost_answers_further_dumps_get_one_attempt_until_the_kernel_answers() -> None:
+def test_after_a_dump_has_failed_because_of_lost_answers_each_dump_gets_one_attempt_until_the_kernel_answers() -> None:
     loses, number = True, 0
     tested, opened = channel(lambda numbers: [OVERRUN if loses else done(numbers[0], number)])
 

@@ -30,7 +30,7 @@ def test_a_transaction_returns_the_indexes_and_errors_of_refused_messages(
 
 
 @pytest.mark.parametrize("insists", [False, True])
-def test_a_transaction_for_an_outdated_generation_is_repeated_and_the_last_attempt_names_none_if_the_caller_insists(
+def test_an_outdated_transaction_is_repeated_and_if_the_caller_insists_the_last_attempt_names_no_generation(
     *, insists: bool
 ) -> None:
     generation = message.integer(nft_message.NFTA_GEN_ID, 7)

@@ -67,7 +67,7 @@ def test_every_set_is_created_with_the_parameters_of_kube_proxy_and_the_lowest_s
 
 
 @pytest.mark.kernel
-def test_entries_added_with_ipset_are_observed_unless_no_service_can_have_their_protocol(driver: ipset.IpsetDriver) -> None:
+def test_entries_added_with_ipset_are_observed_if_a_service_can_have_their_protocol(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
     tool("add", CLUSTER_IP.name, "10.0.0.1,udplite:80")
@@ -174,7 +174,7 @@ def test_if_the_kernel_does_not_have_a_set_type_the_error_names_the_set_type() -
 
 
 @pytest.mark.kernel
-def test_a_copy_left_by_a_process_that_was_killed_while_it_enlarged_a_set_is_observed_and_destroyed(
+def test_the_copy_of_a_set_that_a_killed_process_has_left_behind_is_observed_and_destroyed(
     driver: ipset.IpsetDriver,
 ) -> None:
     assert not driver.has_copy()
@@ -231,7 +231,7 @@ MARKS_NEED = (
         (SetKind.SCOPE, 0, 4, [], MARKS_NEED),
     ],
 )
-def test_without_the_needed_revision_a_set_gets_the_nearest_revision_and_a_set_with_marks_is_refused(
+def test_if_the_kernel_lacks_the_needed_revision_a_set_gets_the_nearest_revision_but_a_set_with_marks_is_refused(
     kind: SetKind, lowest: int, newest: int, created: list[int], reason: str
 ) -> None:
     requested: list[int] = []
@@ -253,7 +253,7 @@ def test_an_entry_that_cannot_be_encoded_does_not_prevent_sending_the_other_entr
     sent: list[bytes] = []
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
-        """Refuse the last message: first the message with both entries, then the second of two messages with one entry."""
+        """Refuse the last message of each ``send``: at first one message with both entries, later one message for each entry."""
         sent.append(data)
         *_, last = fake_netlink.sequences(data)
         return [fake_netlink.error(last, errno.EINVAL)]

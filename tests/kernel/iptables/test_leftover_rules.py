@@ -1,4 +1,4 @@
-"""The tables that are searched for leftover rules, with scripts in place of the iptables programs and with the real programs."""
+"""Covers which tables are searched for leftover rules, in some tests with scripts instead of the iptables programs."""
 
 import errno
 import pathlib
@@ -50,7 +50,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 def rules(programs: pathlib.Path) -> LeftoverRules:
-    """The leftover rules of a fake kernel that always reports one of our chains, so that the output of the scripts is read."""
+    """Reads the output of the scripts as leftover rules, because the fake kernel always reports one of our chains."""
     return LeftoverRules(iptables.COMMANDS, programs, has_chain=lambda *_: True)
 
 
@@ -110,7 +110,7 @@ def test_without_legacy_tables_no_iptables_program_is_started_and_no_module_is_l
     assert not (programs / "started").exists()
 
 
-def test_reading_leftover_rules_fails_and_there_is_no_fingerprint_if_the_table_names_cannot_be_read(
+def test_if_the_table_names_cannot_be_read_reading_leftover_rules_fails_and_there_is_no_fingerprint(
     programs: pathlib.Path,
 ) -> None:
     names = programs / NAMES

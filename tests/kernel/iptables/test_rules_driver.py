@@ -132,7 +132,7 @@ def test_a_slow_write_of_rules_in_one_family_does_not_delay_the_other_family(mak
     assert second == Outcome(PUT_V6)
 
 
-def test_after_a_slow_iptables_program_the_driver_waits_only_briefly_for_further_programs_until_one_ends_in_time(
+def test_after_a_slow_iptables_program_waits_are_short_until_a_program_ends_in_time(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_s: list[float | None] = []
@@ -204,9 +204,7 @@ def test_if_the_version_of_a_program_is_known_the_program_is_not_started(make: M
     assert driver.program(Family.IPV4) == driver.known_program(Family.IPV4) == program
 
 
-def test_a_search_for_rules_with_a_text_returns_the_rules_of_each_family_that_can_be_read(
-    make: Make, programs: pathlib.Path
-) -> None:
+def test_rules_that_contain_a_text_are_found_in_each_family_that_can_be_read(make: Make, programs: pathlib.Path) -> None:
     (programs / "iptables-save").write_text("#!/bin/sh\necho '-A INPUT -j KUBE-X'; echo '-A INPUT -j OTHER'\n")
     (programs / "ip6tables-save").write_text("#!/bin/sh\nexit 1\n")
     assert make(LONG_S).rules_with("KUBE-X", list(Family)) == ["-A INPUT -j KUBE-X"]

@@ -105,7 +105,10 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 def make_variants(folder: pathlib.Path, *, nft: str = "exit 0", legacy: str = "exit 0", in_path: str) -> None:
-    """Write scripts that replace the programs of both variants and show empty tables. ``nft`` and ``legacy`` restore rules."""
+    """Write scripts that replace the programs of both variants and show empty tables.
+
+    ``nft`` and ``legacy`` are the scripts that restore rules.
+    """
     for command in ("iptables", "ip6tables"):
         for name, kind, restore in ((f"{command}-nft", "nf_tables", nft), (f"{command}-legacy", "legacy", legacy)):
             make_program(folder, name, f"echo '{command} v1.8.9 ({kind})'")

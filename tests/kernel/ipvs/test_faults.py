@@ -67,7 +67,7 @@ def test_a_removal_does_not_count_as_done_if_the_answer_is_lost() -> None:
     [(0, False, False), (errno.ESRCH, False, True), (errno.ENOENT, True, False), (errno.EPERM, True, False)],
     ids=["removed", "ESRCH", "ENOENT", "EPERM"],
 )
-def test_a_virtual_server_is_read_again_after_each_write_unless_the_write_shows_that_it_no_longer_exists(
+def test_a_virtual_server_is_read_again_after_each_write_unless_the_write_shows_that_the_virtual_server_is_gone(
     monkeypatch: pytest.MonkeyPatch, number: int, *, is_left: bool, was_absent: bool
 ) -> None:
     driver, kernel = fake()

@@ -51,14 +51,14 @@ class Table:
         self.asked: list[int] = []
         self.failing: dict[int, int] = {}
         self.hidden = 0
-        """The number of virtual servers that are added after the kernel has counted them and before it lists them."""
+        """The number of virtual servers that are added after the kernel has counted, and before it lists, all virtual servers."""
         self.foreign_protocol = 0
         self.on_destinations: Callable[[], None] = lambda: None
         self.clock_s = 0.0
         self.reader = ipvs_readings.SockoptReader(self._read_one, self._ask, self._clock)
 
     def _clock(self) -> float:
-        self.clock_s += 1  # a part of a read ends after a second, so each look at the clock ends a part
+        self.clock_s += 1  # each query of the clock ends a part of a read, because the clock advances by more than ``PART_S``
         return self.clock_s
 
     def _read_one(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
@@ -156,7 +156,7 @@ def test_real_servers_are_returned_in_the_order_in_which_they_were_added(table: 
     assert list(observed.real_servers) == [pod(3), pod(1), pod(2)]
 
 
-def test_the_observed_weight_of_a_real_server_marks_a_forwarding_method_other_than_masquerading(table: Table) -> None:
+def test_the_observed_weight_of_a_real_server_shows_if_the_real_server_is_not_masqueraded(table: Table) -> None:
     table.put(WEB)
     table.content[WEB][1].update({pod(1): (3, 1), pod(2): (0x100, 1), pod(3): (2, 5)})
     assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): NOT_MASQUERADED, pod(2): 1, pod(3): TUNNELLED + 5})}

@@ -56,7 +56,7 @@ DUMP = (
     _service((2, struct.pack("=H", 6))),
     _service((5, struct.pack("=I", 7))),
 )
-"""Virtual servers: with a persistence engine, of another protocol, without a scheduler name, and by firewall mark."""
+"""Four virtual servers: one with a persistence engine, one of another protocol, one without an address, and one with a mark."""
 INFORMATION = fake_netlink.attribute(1, struct.pack("=I", 0x10201)) + fake_netlink.attribute(2, struct.pack("=I", 4096))
 
 

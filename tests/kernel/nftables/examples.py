@@ -24,7 +24,7 @@ def load(text: str) -> None:
 
 
 def entry(number: int, name: str = CLUSTER) -> SetEntry:
-    """The entry with this number, for a set of addresses and ports."""
+    """An entry for a set of addresses and ports; each ``number`` gives a different address."""
     return SetEntry(name, Address((10 << 24 | number).to_bytes(4, "big")), Protocol.TCP, 80)
 
 

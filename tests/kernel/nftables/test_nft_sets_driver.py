@@ -121,7 +121,7 @@ def test_changed_marks_of_thousands_of_entries_are_not_sent_one_by_one(driver: N
     assert transaction.call_count < 20
 
 
-def test_an_absent_entry_that_is_removed_and_then_added_in_one_run_of_operations_exists_afterwards(driver: NftSetsDriver) -> None:
+def test_removing_and_then_adding_an_absent_entry_in_one_run_of_operations_adds_the_entry(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     changes = [*operations(Verb.REMOVE, entry(1)), *operations(Verb.ADD, entry(1))]
     assert [(one.error, one.surprise) for one in driver.apply(changes)] == [("", True), ("", False)]
@@ -197,7 +197,7 @@ def test_a_large_set_is_dumped_until_two_successive_dumps_are_equal(
     assert pauses_s == [one for one in nft_sets.PAUSES_S[:5] if one]
 
 
-def test_the_removal_of_a_set_is_not_sent_in_one_transaction_with_other_operations(driver: NftSetsDriver) -> None:
+def test_a_set_is_removed_in_a_separate_transaction(driver: NftSetsDriver) -> None:
     assert driver.messages([Operation(Verb.REMOVE, IP_SETS[CLUSTER])]) is None
 
 

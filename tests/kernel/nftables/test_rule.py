@@ -29,7 +29,7 @@ TO_PORT_FROM = (Side.DESTINATION, Side.DESTINATION, Side.SOURCE)
 
 
 @pytest.mark.parametrize("family", Family, ids=str)
-def test_the_address_is_looked_up_masked_to_each_prefix_length_from_the_longest_to_the_shortest(family: Family) -> None:
+def test_an_address_is_looked_up_with_each_prefix_length_and_the_longest_prefix_comes_first(family: Family) -> None:
     match = SetMatch(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, family).name, TO_PORT_FROM)
     rules = nft_rule.expand(Rule(set=match, target=Verdict.RETURN), family, "filter")
     assert len(rules) == family.bits
