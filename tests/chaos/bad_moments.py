@@ -23,13 +23,13 @@ if TYPE_CHECKING:  # at run time, the module history imports this module
 REACHED_WITHIN_S = patience.seconds(150.0)
 """The longest wait until everything except the rules is in force. The program may have to start again during this time."""
 SILENCE_NOTICED_WITHIN_S = patience.seconds(60.0)
-"""The longest wait until a change is in force that a silent proxy has not forwarded: six times the silence that the program
-tolerates in these tests."""
+"""The longest wait until a change is in force if a silent proxy does not forward the change. The wait is six times the silence
+that the program tolerates in these tests."""
 RELOADED_WITHIN_S = patience.seconds(60.0)
 """The longest wait until a configuration that failed before is in force. The program tries the configuration again after growing
 pauses."""
 SHOWN_WITHIN_S = patience.seconds(60.0)
-"""The longest wait until ``/healthz`` reports a part of the kernel that cannot be read."""
+"""The longest wait until ``/healthz`` reports that a part of the kernel cannot be read."""
 ANSWERED_WITHIN_S = patience.seconds(5.0)
 ACKNOWLEDGED_S = 0.5
 """The wait until a client has acknowledged an answer: Linux delays an acknowledgement by 40 ms (TCP_DELACK_MIN) to 200 ms."""
@@ -54,7 +54,7 @@ BLINKING_CLIENT = "172.18.1.51"
 
 
 def _restart_under_lock(life: "History") -> None:
-    """The program starts again while another program holds the xtables lock, for longer than iptables waits for the lock."""
+    """Another program holds the xtables lock for longer than iptables waits; meanwhile, the program starts again."""
     with moments.held_lock():
         life.restart()
         time.sleep(moments.HELD_S)
@@ -78,9 +78,8 @@ def _live_beside_native_rule(life: "History") -> None:
 def _lose_address(life: "History") -> None:
     """An address of the node is missing for a moment, while a connection through a node port on this address is open.
 
-    While the address is missing, the client sends nothing, because a packet would take a different route than the first packet of
-    the connection, and the connection was masqueraded. The kernel deletes a masqueraded connection if the route of its packets
-    changes, whatever the proxy does (``nf_nat_oif_changed``).
+    The connection is masqueraded. If the route of its packets changes, the kernel deletes the connection, whatever the proxy does
+    (``nf_nat_oif_changed``). While the address is missing, the client sends nothing, because a packet would take another route.
     """
     with moments.second_address(), contextlib.ExitStack() as cleaning:
         life.wait_until_quiet(REACHED_WITHIN_S)
@@ -211,7 +210,7 @@ def _answer(connection: lab.Connection) -> str:
 
 
 def _body(page: str) -> str:
-    """The body of an HTTP page of the program, whatever its status; empty if there is no answer."""
+    """The body of the program's answer to a request for this page, whatever the HTTP status; empty if there is no answer."""
     return str(golden_http.fetch(f"127.0.0.1:10256/{page}").get("body", ""))
 
 

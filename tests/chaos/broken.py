@@ -26,7 +26,7 @@ def _give_up_families() -> None:
 
 
 def _wait_for_all_parts() -> None:
-    """Write nothing to the kernel before the whole kernel state could be read."""
+    """Write nothing to the kernel until the whole kernel state has been read."""
     from ipvsproxy.daemon.loop import reader  # noqa: PLC0415 - imported only in the process that needs it
 
     usual = reader.KernelReader.observe

@@ -36,7 +36,7 @@ RESOURCES = {"Service": api_store.SERVICES, "EndpointSlice": api_store.ENDPOINT_
 class Trouble(enum.Enum):
     """Kinds of faults between the cluster and the program.
 
-    The last two kinds of faults concern a directory of manifests, all other kinds an API server.
+    The last two kinds of faults concern a directory of manifests; all other kinds concern an API server.
     """
 
     CUT = "watch cut"
@@ -85,7 +85,7 @@ class Directory:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Write a broken manifest, which the next change removes, or delay the contents of all files that later changes write."""
+        """Write a broken manifest until the next change, or delay the contents of all files that later changes write."""
         if kind is Trouble.GARBAGE_FILE:
             (self._path / GARBAGE).write_bytes(dice.randbytes(200))
         else:

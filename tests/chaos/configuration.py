@@ -31,8 +31,8 @@ class Configuration:
         self._usual_binding = binding
         self.backend = backend
         self._path = directory / "config.json"
-        # With a configuration file, the program ignores the flag of a kubeconfig, but not the flags of manifests and of the
-        # node's name.
+        # If there is a configuration file, the program ignores ``--kubeconfig``, but not ``--manifests`` and
+        # ``--hostname-override``.
         self._kubeconfig = cluster_flag.removeprefix(_KUBECONFIG) if cluster_flag.startswith(_KUBECONFIG) else ""
         beside = () if self._kubeconfig else (cluster_flag,)
         self.flags = (f"--config={self._path}", "--hostname-override=node-a", *beside)

@@ -1,4 +1,4 @@
-"""Drift: changes to a node's kernel state by people and other programs, made with their own tools.
+"""Drift: changes that people and other programs make to a node's kernel state with their own tools.
 
 Each function gets the present state and a source of random numbers, and returns a description of its drift.
 """
@@ -90,7 +90,7 @@ def change_scheduler(state: State, dice: random.Random) -> str:
 
 
 def add_virtual_server_on_ours(_state: State, _dice: random.Random) -> str:
-    """Add a virtual server on a Service address of our device, so that it counts as a virtual server of ipvsproxy."""
+    """Add a virtual server on a Service address of our device; the address makes the virtual server count as ours."""
     return run("ipvsadm", "-A", "-t", "10.96.0.10:4444", "-s", "rr")
 
 
@@ -220,7 +220,7 @@ def add_route(_state: State, dice: random.Random) -> str:
 
 
 def lose_routes(_state: State, _dice: random.Random) -> str:
-    """Make the kernel remove all IPv4 routes on lo, including those of ipvsproxy, without a notification."""
+    """Make the kernel remove all IPv4 routes on lo, including our routes; the kernel sends no notification."""
     run("ip", "address", "del", "127.0.0.1/8", "dev", "lo")
     return run("ip", "address", "add", "127.0.0.1/8", "dev", "lo", "scope", "host")
 

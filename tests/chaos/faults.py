@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 
 class Kind(enum.Enum):
-    """Kinds of faults. Messages that meet the first five kinds do not reach the kernel; the socket itself answers them."""
+    """Kinds of faults. For the first five kinds, the socket itself answers the message, and the kernel does not get it."""
 
     ENOBUFS = "ENOBUFS"
     EBUSY = "EBUSY"
     ENOMEM = "ENOMEM"
     EEXIST = "EEXIST"
-    """EEXIST and ENOENT are injected only as answers to changes, because as answers to a query they would be untrue."""
+    """EEXIST and ENOENT are injected only as answers to changes; as answers to a query, they would report a wrong state."""
     ENOENT = "ENOENT"
     UNSENT = "unsent"
     """The sending system call fails."""
@@ -72,5 +72,5 @@ class Faults:
             self.end()
 
     def injected(self) -> Counter[str]:
-        """How many messages have failed so far, by kind."""
+        """How many messages have failed so far, by kind of fault."""
         return Counter(self._done.read_text().split() if self._done.exists() else ())

@@ -17,7 +17,7 @@ _ALSO_LISTINGS = frozenset({Kind.ENOBUFS, Kind.EBUSY, Kind.ENOMEM})
 
 
 def install(faults: Faults) -> None:
-    """Let every channel that is created after this call fail as a test orders."""
+    """Make every channel that is created after this call fail in the way that a test orders."""
     dice = random.Random()
     usual = netlink.Channel
 
@@ -64,7 +64,7 @@ class FaultySocket:
         return self.real.send(data) if data else 0
 
     def _refuse(self, data: bytes, order: Order) -> bytes:
-        """Answer the messages that the order hits, in place of the kernel; return the remaining messages."""
+        """Answer, in place of the kernel, the messages that must fail; return the other messages."""
         *_, last = sequences(data)
         kept = []
         for sequence, message in zip(sequences(data), messages(data), strict=True):

@@ -109,7 +109,7 @@ def _times(times_s: Sequence[float]) -> dict[str, float]:
 
 
 def percentile(values: Iterable[float], percent: int) -> float:
-    """The percentile: the smallest value such that at least this percentage of all values is equal or smaller."""
+    """The percentile: the smallest value for which at least this percentage of all values is not larger."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 

@@ -49,7 +49,7 @@ _LINKS = f"link add {DEVICE} type dummy\naddress add 192.0.2.200/32 dev {DEVICE}
 
 
 def add(*, virtual_servers_only: bool = False) -> None:
-    """Add all objects of the other programs, or, after the whole IPVS table was cleared, only their virtual servers."""
+    """Add all objects of the other programs; with ``virtual_servers_only``, add only their virtual servers."""
     run("ipvsadm", "--restore", stdin=_IPVS)
     if virtual_servers_only:
         return
@@ -62,7 +62,7 @@ def add(*, virtual_servers_only: bool = False) -> None:
 def put_back_after_flush() -> None:
     """After ``nft flush ruleset``, add the rules of the other programs again.
 
-    Rules of iptables are added only if they were in nf_tables.
+    If iptables keeps its rules in nf_tables, the flush has removed these rules too, and they are added again.
     """
     run("nft", "-f", "-", stdin=_NFT_RULES)
     if f":{CHAIN} " not in run("iptables-save"):
@@ -70,7 +70,7 @@ def put_back_after_flush() -> None:
 
 
 def remove() -> None:
-    """Remove the network device of the other programs; the device stays when the tables are cleared."""
+    """Remove the network device of the other programs; clearing the tables does not remove this device."""
     run("ip", "link", "delete", DEVICE)
 
 

@@ -1,4 +1,4 @@
-"""Harm: drift at a moment when the program may miss the drift, because it is stopped, or then reads other parts of the kernel."""
+"""Harm: drift that the program may miss, because it is stopped or reads other parts of the kernel when the drift happens."""
 
 import enum
 from typing import NamedTuple
@@ -7,7 +7,8 @@ from tests.chaos import drift
 from tests.support import patience
 
 STOPPED_S = patience.seconds(35.0)
-"""The time for which the program is stopped. It is longer than a sync period, so the next reading of the kernel is an audit."""
+"""The time for which the program is stopped. This time is longer than a sync period, so the next reading of the kernel is an
+audit."""
 
 
 class When(enum.Enum):

@@ -1,4 +1,4 @@
-"""One history: random steps, after each of which the kernel must equal the model.
+"""One history: random steps; after each step, the kernel must equal the model.
 
 The seed determines the steps; the times of the steps, and the state of the program at a kill, depend on the machine.
 """
@@ -269,7 +269,7 @@ class History:
         self._start(descriptors)
 
     def stop_and_start(self) -> None:
-        """End the program by SIGTERM, to which it must react, and start it again."""
+        """Send SIGTERM, wait until the program has ended, and start the program again."""
         self.note("SIGTERM, start")
         self._running.__exit__()
         self._start()
@@ -280,7 +280,7 @@ class History:
         self.log_reader.stall(self._running.process_id)
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
-        """Wait until a condition holds; a condition that never holds is a violation."""
+        """Wait until a condition holds; it is a violation if the condition does not hold within this time."""
         deadline_s = time.monotonic() + within_s
         while not reached():
             if not self._running.is_alive:

@@ -1,8 +1,8 @@
 """Runs ``ipvsproxy`` with its usual arguments, counts its tasks, and lets its netlink sockets fail on request.
 
-In the directory ``IPVSPROXY_CHAOS``, the program writes the number of tasks to the file ``tasks`` every second, and reads orders
-of faults from the file ``faults``. ``IPVSPROXY_CHAOS_WITHOUT`` names the bad moment whose fix is removed from the program;
-``IPVSPROXY_CHAOS_DESCRIPTORS`` is the maximum number of its file descriptors.
+In the directory ``IPVSPROXY_CHAOS``, the program writes the number of tasks to the file ``tasks`` every second, and reads from
+the file ``faults`` which faults a test orders. ``IPVSPROXY_CHAOS_WITHOUT`` names the bad moment whose fix is removed from the
+program; ``IPVSPROXY_CHAOS_DESCRIPTORS`` is the maximum number of the program's file descriptors.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ STARTER = ("-m", "tests.chaos.instrumented")
 TASKS = "tasks"
 INTERVAL_S = 1.0
 LONGEST_SILENCE_S = 10.0
-"""The tolerated silence of a watch with bookmarks in these tests; usually, it is two and a half minutes."""
+"""In these tests, a watch with bookmarks may be silent for this time; in normal operation, it may be silent for 150 seconds."""
 
 
 def program(
@@ -44,7 +44,7 @@ def program(
     ``without`` names the bad moment whose fix is removed, and ``descriptors`` limits the number of file descriptors.
 
     Unless ``forks`` is true, the program is not a fork of this process. A fork shares memory with its parent, so the memory usage
-    of a fork is not that of the program.
+    of a fork would not be the memory usage of the program alone.
     """
     environment = {DIRECTORY: str(directory)} | ({WITHOUT: without.name} if without else {})
     environment |= {DESCRIPTORS: str(descriptors)} if descriptors else {}

@@ -1,4 +1,4 @@
-"""The desired and the observed state of the kernel for the objects of a world, and their differences.
+"""Computes the desired state of the kernel for the objects of a world, reads the observed state, and compares both.
 
 The desired state is translated from the present objects alone, without the program's loop and without earlier events. The
 observed state is read with the operators' tools. Both the desired and the observed state are computed without our drivers.
@@ -102,7 +102,7 @@ def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IP
 
 
 def read_tunnels() -> Iterator[tuple[str, str]]:
-    """The devices and settings of direct return, with their state or value."""
+    """The state of each device of direct return, and the value of each setting of direct return."""
     for device in TUNNELS:
         flags = Path("/sys/class/net", device, "flags")
         yield device, "up" if flags.exists() and int(flags.read_text(), 16) & 1 else "down"
@@ -123,7 +123,7 @@ def _normal(state: State) -> State:
 
 
 def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """One line for each row that differs, for the sections in ``actual``.
+    """One line for each row that differs in one of the sections of ``actual``.
 
     Draining real servers of TCP do not count as a difference.
     """

@@ -20,12 +20,12 @@ class LogReader:
         self._thread.start()
 
     def stall(self, process_id: int) -> None:
-        """Stop reading, and fill the log pipe of this process so that the pipe accepts no more bytes."""
+        """Stop reading, and fill the pipe to which this process logs, until the pipe accepts no more bytes."""
         self._goes_on.clear()
-        # This opens the same pipe again, because the descriptor of the program must not become non-blocking.
+        # The same pipe is opened again, because the descriptor of the program must not become non-blocking.
         pipe = os.open(f"/proc/{process_id}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
         _fill(pipe)
-        self._has_stalled.wait()  # the thread first reads the pipe once more
+        self._has_stalled.wait()  # before the thread stalls, it reads the pipe once more
         _fill(pipe)
         os.close(pipe)
 

@@ -15,7 +15,8 @@ from tests.support.commands import run
 
 LOCK = Path("/run/xtables.lock")
 HELD_S = 12.0
-"""The time for which the xtables lock is held. It is longer than iptables and ip6tables together wait for the lock."""
+"""The time for which the xtables lock is held. This time is longer than the sum of the times that iptables and ip6tables wait for
+the lock."""
 ADDRESS = "172.18.0.9"
 """A second address of the node's interface."""
 AWAY_S = 1.0
@@ -53,7 +54,7 @@ def held_lock() -> Iterator[None]:
 
 
 class NativeRules:
-    """A wrapper of ``iptables-save``, whose directory ``path`` must be prepended to PATH.
+    """A wrapper of ``iptables-save``; the directory of the wrapper, ``path``, must be prepended to PATH.
 
     Some test kernels have only legacy tables, and legacy tables cannot hold native nft rules. Therefore the wrapper simulates a
     native rule. While the block of ``added`` runs, the wrapper prints a sentence instead of the table and returns status 0, as

@@ -20,7 +20,7 @@ from tests.chaos.moments import Moment
 T = TypeVar("T")
 
 STEPS: Mapping[str, int] = {"change": 3, "kill": 4, "lock": 2}
-"""All kinds of steps except drift, harm, kernel faults, troubles and bad moments, with their weights."""
+"""The weight of each kind of step except drift, harm, kernel faults, troubles and bad moments."""
 DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
 TROUBLE_SHARE = 0.15

@@ -52,7 +52,7 @@ class SilentProxy:
                 try:
                     await asyncio.wait((down, up), return_when=asyncio.FIRST_COMPLETED)
                     if not is_flowing.is_set():
-                        await up  # the client may end the connection, and must not notice that the server has ended it
+                        await up  # until the client ends the connection: an end by the server must stay hidden
                 finally:
                     down.cancel()
                     up.cancel()

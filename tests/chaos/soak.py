@@ -1,4 +1,4 @@
-"""A long soak test: a cluster that changes all the time, and the resources that the process uses."""
+"""For a long soak test: changes a cluster all the time, and finds the resources whose usage grows."""
 
 import random
 import statistics

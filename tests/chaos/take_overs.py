@@ -1,4 +1,4 @@
-"""Take-overs from kube-proxy, one after the other in one lab, while clients send requests without a pause.
+"""Takes over from kube-proxy again and again in one lab, while clients send requests without a pause.
 
 The kernel has kube-proxy's recorded state. Each take-over starts the program on the recorded state, waits until everything has
 been programmed, and ends the program. At its end, the program leaves the kernel's state as kube-proxy had left it, so that the
@@ -18,7 +18,7 @@ WITHIN_S = patience.seconds(60.0)
 POLL_S = 0.02
 SYNCED = b"event=synced"
 SIZE_OF_TABLE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
-"""The only setting that a take-over writes."""
+"""The only kernel setting that a take-over writes."""
 
 
 class Client(NamedTuple):
@@ -32,10 +32,10 @@ class Client(NamedTuple):
 
 
 SECOND_ADDRESS = "172.18.0.51"
-"""A second address for the clients outside, because two clients with one address may get one port.
+"""A second address for the clients outside, because two clients with the same address may get the same port.
 
-IPVS attributes answers by the client's address and port and the endpoint. Of two connections from one port of a client to one
-endpoint, through two virtual servers, one gets no more answers, with or without a take-over.
+IPVS assigns an answer to a connection by the client's address and port and by the endpoint. If two connections from one client
+port go through two virtual servers to one endpoint, one of them gets no more answers, with or without a take-over.
 """
 CLIENTS = (
     Client("p1", "TCP", "10.96.16.1", 80),
@@ -57,7 +57,7 @@ ANSWER_WITHIN_S = 60.0
 
 @contextlib.contextmanager
 def undisturbed(node: lab.Lab, held: Sequence[lab.Connection], *, interval_s: float) -> Iterator[Callable[[], None]]:
-    """Let ``CLIENTS`` send requests while the ``with`` block runs; fail at its end if a request has failed.
+    """Let ``CLIENTS`` send requests while the ``with`` block runs; after the block, fail if a request has failed.
 
     Yields a function that fails if a connection of ``held`` is lost.
     """

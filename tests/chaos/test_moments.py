@@ -1,4 +1,4 @@
-"""Each bad moment has its effect on the node, the program survives it, and the suite detects a program without the fix."""
+"""Tests that each bad moment takes effect, that the program survives it, and that the suite detects a program without a fix."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ FOUND: dict[Moment, str] = {
     Moment.SILENT_PROXY: "differs from the model after 60 s",
     Moment.FULL_RELOAD: "the program has ended",
 }
-"""The violation that the suite reports, for each bad moment whose fix is removed."""
+"""For each bad moment whose fix is removed: the violation that the suite reports."""
 SLOWLY_FOUND = set(FOUND) - {Moment.FULL_RELOAD}
 """The moments whose missing fix is found only after half a minute or more, because the history waits for an event that never
 happens."""
@@ -119,7 +119,8 @@ def test_the_configuration_file_still_names_the_kubeconfig_after_a_change_of_the
 
 
 @pytest.mark.kernel
-# A usual run, without this test, causes the moments in test_chaos.py, tests/limits, test_node_addresses.py, test_native_rules.py.
+# A usual run leaves this test out, but other tests cause the moments: test_chaos.py, tests/limits, test_node_addresses.py,
+# test_native_rules.py.
 @patience.THOROUGH
 def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> None:
     kinds = [kind for kind in plan.MOMENTS[BACKEND] if kind is not Moment.LOCKED_MOVE]

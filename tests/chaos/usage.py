@@ -1,4 +1,4 @@
-"""Resources of a process that could grow: memory, file descriptors, sockets, threads and tasks."""
+"""Resources of which a process could use more and more: memory, file descriptors, sockets, threads and tasks."""
 
 import os
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""The objects of a random cluster, namely Services of all kinds that are added, changed and deleted, and their endpoints.
+"""The objects of a random cluster: Services of all kinds, and their endpoints. Services are added, changed and deleted.
 
 The readiness of the endpoints changes often.
 
@@ -65,9 +65,9 @@ HELD = (*(question for question in QUESTIONS if question.protocol == "TCP"), Que
 def anchors() -> Iterator[Object]:
     """The Node and the Services that never change, with their endpoints.
 
-    The Services of one client share no endpoint. IPVS assigns an answer to a connection by the client's address and port and by
-    the endpoint. If two connections from one client port went through two virtual servers to one endpoint, one of them would lose
-    its answers.
+    If a client sends requests to several Services, these Services share no endpoint. IPVS assigns an answer to a connection by
+    the client's address and port and by the endpoint. If two connections from one client port went through two virtual servers to
+    one endpoint, one of them would lose its answers.
     """
     addresses = [{"type": "InternalIP", "address": address} for address in ("172.18.0.2", "fc00:f853:ccd::2")]
     yield _object("v1", "Node", {"name": NODE}, status={"addresses": addresses}, spec={"podCIDR": "10.244.0.0/24"})
@@ -227,7 +227,7 @@ class World:
 
 
 def closed_service(*, is_open: bool = False) -> list[Object]:
-    """A load balancer whose source ranges exclude the client until the load balancer ``is_open``.
+    """A load balancer; its source ranges include the client if ``is_open`` is true, and exclude the client otherwise.
 
     The client of ``CLOSED`` sends requests to this load balancer.
     """

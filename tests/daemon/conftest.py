@@ -10,7 +10,7 @@ from ipvsproxy.daemon.process import lifecycle
 
 @pytest.fixture(autouse=True)
 def _no_forced_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a program have ten minutes to end after a signal.
+    """Give each program ten minutes to end after a signal.
 
     After the usual, shorter time, a program on a busy machine would end the process of the tests by force.
     """

@@ -1,7 +1,7 @@
 """An act is one interaction of a start with the system: a netlink message, ``getsockopt``, a process, or a file of the kernel.
 
-``install`` intercepts all acts of the calling process, and records the acts in a file in their order. The acts that a test has
-chosen fail.
+``install`` intercepts all acts of the calling process, and records the acts in a file in their order. If a test has chosen an
+act, ``install`` makes this act fail.
 """
 
 import builtins
@@ -62,7 +62,7 @@ class Order(NamedTuple):
 
 
 class Act(NamedTuple):
-    """An act, and the number of its occurrence among the acts of this name.
+    """An act; ``time`` says how many acts of the same name have happened, including this act.
 
     ``removes`` says whether the act is a message that removes something from IPVS.
     """

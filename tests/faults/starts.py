@@ -27,7 +27,7 @@ process, and two attempts."""
 SHOWN_WITHIN_S = patience.seconds(120.0)
 """The longest wait until a fault is reported, or until a start has failed after all of its attempts."""
 TOLD_WITHIN_S = 1.0
-"""The longest wait for the report of a permanent failure after everything is in force."""
+"""If everything is in force in spite of a permanent failure: the wait before the test looks for reports of the failure."""
 TRIES = 3
 """The number of times that a failed step of the start is repeated in these tests, with pauses of 0.7 s in total. A usual start
 repeats the step for 21 s."""
@@ -51,7 +51,7 @@ LISTING = "-save"
 RECORD = "file /sys/class/net/tunl0/ifalias"
 """The act that reads what direct return has changed. If this act fails, rules guard the tunnel device until the next start."""
 SHOWING = re.compile(r"^(ipvsproxy_(?:pending|unreadable_parts)\b\S*) (?!0(?:\.0)?$)", re.MULTILINE)
-"""Matches each metric whose value, other than 0, reports that something is not in force or cannot be read."""
+"""Matches each metric that is not 0 and therefore reports that something is not in force or cannot be read."""
 
 
 class Ending(NamedTuple):

@@ -1,4 +1,4 @@
-"""Fuzz target ``decoder``: pages of lists, watch lines, and the translation of the objects in them."""
+"""Fuzz target ``decoder``: decodes pages of lists and watch lines, and translates the objects in them."""
 
 import json
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ _VIEW = builders.node_view()
 
 
 def decoder(data: bytes) -> None:
-    """A page of a list or a watch line, either as raw bytes or built from objects.
+    """A page of a list, or a watch line: either raw bytes, or bytes that are built from objects.
 
     The decoder may raise only ``UndecodableError``.
     """

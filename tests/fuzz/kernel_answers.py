@@ -1,4 +1,4 @@
-"""Fuzz targets with answers of the kernel or of iptables: netlink messages, and the text of ``iptables-save``."""
+"""Fuzz targets that read answers of the kernel or of iptables: netlink messages, and the output of ``iptables-save``."""
 
 import errno
 import itertools

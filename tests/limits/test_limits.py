@@ -55,7 +55,7 @@ Limit = Callable[[Cluster, Path], contextlib.AbstractContextManager[None]]
 
 
 def _nothing(_running: Cluster, _directory: Path) -> contextlib.AbstractContextManager[None]:
-    """Add no limit, because the program was started with a log pipe that no process reads."""
+    """Do nothing: the program already has this limit, because it was started with a log pipe that no process reads."""
     return contextlib.nullcontext()
 
 

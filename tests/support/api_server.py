@@ -130,7 +130,7 @@ class ApiServer:
         self.url = f"{'https' if context else 'http'}://127.0.0.1:{bound}"
 
     async def listen_on(self, listening: socket.socket) -> None:
-        """Answer on this socket, too."""
+        """Accept connections on this additional socket."""
         assert self._runner
         await web.SockSite(self._runner, listening).start()
 
@@ -203,7 +203,7 @@ class ApiServer:
     def _end(self, resource: Resource, how: _End) -> None:
         for watcher in self._of(resource):
             watcher.queue.put_nowait(how)
-            # The watcher is removed now, not after the write, because later changes are not for this watch.
+            # The watcher is removed before the end of the watch is written, because later changes must not be sent to this watch.
             self._watchers.remove(watcher)
 
     def stall(self) -> None:
@@ -214,7 +214,7 @@ class ApiServer:
         """End ``stall``."""
         self._flowing.set()
 
-    # Functions with which tests wait for and check requests
+    # Functions for tests that wait for requests or check them
 
     def _of(self, resource: Resource) -> list[_Watcher]:
         return [watcher for watcher in self._watchers if watcher.resource is resource]

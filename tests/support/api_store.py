@@ -87,7 +87,7 @@ class Store:
         self._snapshots: dict[tuple[Resource, int], Sequence[Object]] = {}
 
     def put(self, resource: Resource, item: Object) -> Change:
-        """Create or update. The object is copied, and gets uid, creationTimestamp and resourceVersion."""
+        """Create or update a copy of the object; the copy gets uid, creationTimestamp and resourceVersion."""
         new = copy.deepcopy(item)
         metadata = new["metadata"]
         if resource is not NODES:

@@ -142,7 +142,7 @@ def node(
     pod_networks: Iterable[str] = (),
     leaving: bool = False,
 ) -> Node:
-    """A Node with these addresses, or with ``NODE_ADDRESS`` if there are none."""
+    """A Node with these addresses; if no address is given, the Node has ``NODE_ADDRESS``."""
     return Node(
         name=name,
         uid=f"uid-of-{name}",
@@ -180,7 +180,7 @@ def node_view(
     node_object: Node | None = None,
     settings: Settings | None = None,
 ) -> NodeView:
-    """This node with the addresses of its interfaces: by default eth0, which has the addresses of the Node object."""
+    """This node with these interfaces; by default, the only interface is eth0, with the addresses of the Node object."""
     known = node_object or node()
     by_interface = interfaces if interfaces is not None else {"eth0": [str(address) for address in known.addresses]}
     carried = [interface_address(interface, text) for interface, texts in by_interface.items() for text in texts]

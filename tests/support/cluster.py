@@ -23,7 +23,7 @@ from tests.support import golden_state, lab, patience, program
 THIS_NODE, OTHER_NODE = "node-a", "node-b"
 CHANGED_WITHIN_S = patience.seconds(60.0)
 BACKEND = Backend(os.environ.get("IPVSPROXY_TEST_RULES_BACKEND") or Backend.IPTABLES)
-"""The backend of the rules of every program under test, unless its own flags name another one."""
+"""The backend of the rules of each program under test, unless the flags of the program name another backend."""
 IN_FILE: Mapping[str, str] = {} if BACKEND is Backend.IPTABLES else {"rulesBackend": BACKEND}
 """The field that selects this backend in the section ``ipvsproxy`` of a configuration file."""
 FLAGS = (f"--hostname-override={THIS_NODE}", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--ipvs-min-sync-period=0s")
@@ -95,8 +95,8 @@ def service(
 ) -> list[Manifest]:
     """A Service of both families with its EndpointSlices; ``number`` determines the addresses of the Service.
 
-    The Service has one port for each protocol, and the name of a pod means a ready endpoint. ``spec`` has fields by their names
-    in the API, ``annotations`` has our annotations without their prefix.
+    The Service has one port for each protocol. An endpoint that is given by the name of its pod is ready. ``spec`` has fields by
+    their names in the API, and ``annotations`` has our annotations without their prefix.
     """
     ports: list[Manifest] = [{"name": one.lower(), "protocol": one, "port": PORTS[one][0]} for one in protocols]
     for port in ports if node_port else ():
@@ -175,14 +175,14 @@ class Cluster:
         self._manifests = directory / "manifests"
         self._manifests.mkdir(exist_ok=True)
         self._log = directory / "log"
-        # The flag is left out for an older version, which may not know it, and with a configuration file, which it would
-        # override.
+        # The flag is left out for an older version, because the version may not know the flag, and with a configuration file,
+        # because the flag would override the file.
         is_left_out = program.OTHER_VERSION and BACKEND is Backend.IPTABLES
         is_in_file = any(flag.startswith("--config=") for flag in flags)
         backend = () if is_left_out or is_in_file else (f"--rules-backend={BACKEND}",)
         self._flags = (*FLAGS, *backend, *flags)
         self.objects: list[Manifest] = []
-        """The API's objects at the next ``show``; a Node is added if there is none."""
+        """The API's objects that the next ``show`` writes; ``show`` adds a Node if there is none."""
         self.program = program.Program(self._manifests, self._log, *self._flags, starter=starter)
 
     def __enter__(self) -> Self:
@@ -227,7 +227,7 @@ class Cluster:
     def settle(self) -> None:
         """Wait until nothing is left to do. On a busy machine, the device and the rules may be written after the first sync.
 
-        If an operation was reported as late, but the next read of the kernel shows that it has succeeded, no other sync follows.
+        If an operation seemed to be late, and the next read of the kernel shows its success, no further sync is logged.
         """
         self.wait_until(
             lambda: " failed=0 pending=0 " in self.logged("event=synced")[-1] or self.run("verify")[0].status == 0, "settled"
@@ -259,7 +259,7 @@ class Cluster:
         return ipvs_table().get((protocol, address, port), {})
 
     def local_addresses(self, *ways: Binding) -> set[str]:
-        """The Service addresses that one of these bindings makes local on the node; without ``ways``, both bindings count."""
+        """The Service addresses that are local on the node by one of these bindings; without ``ways``, by either binding."""
         found: set[str] = set()
         if Binding.ADDRESSES in (ways or Binding):
             listing = json.loads(self.lab.run("node", "ip", "-json", "address", "show") or "[]")

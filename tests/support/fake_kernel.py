@@ -1,4 +1,4 @@
-"""An in-memory kernel that refuses the same operations as the real kernel, for tests without a kernel.
+"""An in-memory kernel that refuses the same operations as the real kernel, for tests that use no real kernel.
 
 After the same operations, this kernel has the same state and outcomes as the drivers in ``ipvsproxy/kernel``;
 ``tests/kernel/test_contract.py`` runs the same tests on this kernel and on the drivers. The state of this kernel is public: tests

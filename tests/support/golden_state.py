@@ -1,4 +1,4 @@
-"""Reads and restores the kernel's state of the current namespace in the form of the recordings.
+"""Reads and restores the kernel's state in the current namespace; the state has the form of the recordings.
 
 ``read_state`` returns the state as operators see it (ipvsadm, ipset, iptables-save, ip) in the form of ``tests/golden/expected``.
 ``restore_state`` puts a recorded state into the kernel, as if kube-proxy had left it. Both functions use the operators' tools,

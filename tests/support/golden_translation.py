@@ -27,7 +27,7 @@ State = dict[str, Any]
 
 
 def render(states: Sequence[ServiceState], settings: Settings, view: NodeView, other_nodes: Iterable[Address] = ()) -> State:
-    """The sections that come from the kernel, in the form that ``scope_rows.without_marks`` returns.
+    """The desired state in the sections about the kernel, in the form that ``scope_rows.without_marks`` returns.
 
     ``states`` are in the order of their Services; if several Services desire the same virtual server, the first of these Services
     gets it. ``other_nodes`` are the addresses from which tunnels are accepted.

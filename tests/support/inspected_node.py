@@ -19,7 +19,8 @@ WEB = (
     builders.service("web", builders.service_port(80, node_port=30080)),
     builders.endpoint_slice(builders.endpoint("10.244.0.1"), builders.endpoint("10.244.1.1", builders.OTHER_NODE)),
 )
-"""A node, and a Service with a cluster IP and a node port, which has an endpoint on this node and one on another node."""
+"""A node, and a Service with a cluster IP and a node port. The Service has one endpoint on this node, and one endpoint on another
+node."""
 
 
 def inspected(kernel: FakeKernel, *objects: ApiObject, translation: Settings | None = None) -> Inspected:

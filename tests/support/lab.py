@@ -10,9 +10,9 @@ in namespaces of the agent process (:mod:`tests.support.lab_agent`) and vanishes
     remote 172.18.0.3 ──────────────┘  fc00:f853:ccd::2
       └─ pods 10.244.1.11, 10.244.1.12, fd00:10:244:1::11, ::12
 
-Each pod answers TCP and SCTP on 8080 and UDP on 8053, on each of its addresses, with the answering address and the observed
-source address. The node itself answers TCP on 22 as ``0.0.0.0`` and ``::``: the host's own port, which no virtual server may
-expose.
+On each of its addresses, each pod answers on port 8080 of TCP and SCTP, and on port 8053 of UDP. An answer contains the
+answering address and the observed source address. The node itself answers on TCP port 22 of ``0.0.0.0`` and ``::``. This port
+belongs to the host, and no virtual server may expose it.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from tests.support import patience
 
 POD_PORTS = (("TCP", 8080), ("SCTP", 8080), ("UDP", 8053))
 COMMAND_WITHIN_S = patience.seconds(240.0)
-"""The longest time for a command in a namespace. It is shorter than the time limit of a test, so that an error names a command
-that hangs."""
+"""The longest time for a command in a namespace. This time is shorter than the time limit of a test, so that an error names a
+command that hangs."""
 
 # ICMP redirects between the node and pods on one link, and answers that take a shorter path, are normal in the lab.
 _EVERYWHERE = {
@@ -246,7 +246,7 @@ class Lab:
         return path
 
     def _connect(self, namespace: str, *addresses: str, routers: Iterable[str] = ()) -> None:
-        """Give these addresses to eth0 of a namespace, and route everything else through these routers."""
+        """Give these addresses to eth0 of a namespace; the namespace gets default routes through these routers."""
         self.ip(
             namespace,
             "link set lo up",
@@ -313,8 +313,8 @@ class Lab:
         """Start a pod on the node with the addresses 10.244.0.<number> and fd00:10:244::<number>."""
         path = self._namespace(name)
         self._pods.append(name)
-        # Hairpin mode is on, as with hairpinMode of the bridge CNI plugin: packets of a pod to itself through a Service leave by
-        # the bridge port on which they arrived.
+        # Hairpin mode is on, as with hairpinMode of the bridge CNI plugin: if a pod sends packets to itself through a Service,
+        # the packets leave the bridge by the port on which they arrived.
         self.ip(
             "node",
             f"link add {name} type veth peer name eth0 netns {path}",

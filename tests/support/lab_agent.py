@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, cast
 
 CLONE_NEWNET = 0x40000000
 CLIENT_PORTS = range(44000, 65000)
-"""The ports of clients that have not chosen one. Tests that choose a client port use lower ports."""
+"""The ports of clients for which the test has not chosen a port. Tests that choose a client port use lower ports."""
 _SCTP_SOCKOPT_BINDX_ADD = 100  # include/uapi/linux/sctp.h
 BETWEEN_DATAGRAMS_S = 0.02
 TURN_S = 0.1
@@ -175,7 +175,7 @@ class DatagramServer(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.DatagramTransport", transport)  # no subclass in Python 3.11
+        self._transport = cast("asyncio.DatagramTransport", transport)  # in Python 3.11, not an instance of this class
 
     def datagram_received(self, _data: bytes, addr: tuple[str | Any, int]) -> None:
         self.heard += 1

@@ -1,4 +1,4 @@
-"""Rules that kube-proxy in iptables mode leaves on a node, beside rules of other programs: as text, and in a kernel in memory."""
+"""Rules that kube-proxy in iptables mode leaves on a node, and rules of other programs: as text, and in an in-memory kernel."""
 
 import itertools
 import shutil

@@ -7,7 +7,7 @@ import socket
 HOST = f"127.{64 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 """Only this process listens on this address or connects from it, so a port that was found free stays free until it is used.
 
-Process IDs have at most 22 bits.
+The address contains the process ID, which has at most 22 bits.
 """
 
 

@@ -44,7 +44,7 @@ SYSCTLS = (Sysctl("net/ipv4/vs/conntrack", "1"), Sysctl("net/ipv4/ip_forward", "
 TIMEOUTS = Timeouts(600, 0, 0)
 AUDIT_INTERVAL_S = 30.0
 DRIFT_CHECK_INTERVAL_S = POLL_INTERVAL_S
-"""The interval equals the interval of polls, so that every poll reads the whole kernel state."""
+"""The interval of drift checks equals the interval of polls, so that every poll reads the whole kernel state."""
 QUIET_S = 0.001
 """The virtual time within which the loop carries out all operations that are possible now."""
 
@@ -56,7 +56,7 @@ KINDS: Mapping[type, ObjectKind] = {
 
 
 class InlineExecutor(concurrent.futures.Executor):
-    """Runs a call immediately and without a thread, so that the time that it takes is not random.
+    """Runs a call immediately and without a thread, so that the duration of the call is not random.
 
     The result is delivered as late as the result of a thread would be.
     """
@@ -236,7 +236,7 @@ def contents(kernel: FakeKernel) -> Mapping[str, object]:
 
 
 def from_scratch(store: Store, settings: Settings, like: FakeKernel) -> Mapping[str, object]:
-    """The desired kernel contents for the objects of a store, on a node with the interfaces of another kernel."""
+    """The desired kernel contents for the objects of a store, on a node with the interface addresses of the kernel ``like``."""
     kernel = new_kernel()
     kernel.host_addresses = list(like.host_addresses)
     api_servers = builders.api_servers(store.slices_of(ServiceName("default", "kubernetes")))

@@ -1,10 +1,10 @@
 """Rules of other programs on the same node, in the form in which the other programs write them.
 
-The rules of Docker are the listings that its own tests generate (moby/moby,
+The rules of Docker are the listings that Docker's own tests generate (moby/moby,
 integration/network/bridge/iptablesdoc/generated/usernet-portmap.md and nftablesdoc/generated/usernet-portmap.md): a
 container at 192.0.2.2:80 with the host port 8080.
 
-The rules of kindnet are the rules that its tests expect (package ``masq`` of kindnet), for the ranges of the lab's pods.
+The rules of kindnet are the rules that kindnet's tests expect (package ``masq`` of kindnet), for the ranges of the lab's pods.
 
 The rules of portmap, the CNI's plug-in for host ports, are the rules that its source describes for both backends
 (containernetworking/plugins, plugins/meta/portmap).
@@ -196,4 +196,5 @@ COMMIT
 -A cali-OUTPUT -m mark --mark 0x10000/0x10000 -j ACCEPT
 COMMIT
 """
-"""Calico's rules for ``iptables-restore``. A packet to IPVS keeps the mark of the interface of arrival from INPUT to OUTPUT."""
+"""Calico's rules for ``iptables-restore``. A mark says on which interface a packet has arrived; a packet to IPVS keeps this mark
+from INPUT to OUTPUT."""

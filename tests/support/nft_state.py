@@ -1,4 +1,4 @@
-"""Our table of nftables in the form of the recordings, as ipset and iptables-save would print the same sets and rules.
+"""Reads our table of nftables as if it were sets of ipset and rules of iptables; the result has the form of the recordings.
 
 The table is read with the program ``nft``, never with ipvsproxy's drivers. The text of a rule is its comment, except for the
 longest rules. Packet tests check that the expressions of a rule do what its text says, and ``Expressions`` checks that the
@@ -18,7 +18,8 @@ State = dict[str, Any]
 TABLE = ("inet", "ipvsproxy")
 _ABSENT = ("No such file or directory", "not supported")
 _TYPES = ("hash:ip", "bitmap:port", "", "hash:ip,port", "hash:ip,port,ip", "hash:ip,port,net")
-"""The types of ipset: the first for sets of addresses, the second for sets of ports, the others by the number of fields."""
+"""The types of ipset. The first type is for sets of addresses, and the second type for sets of ports. For all other sets, the
+number of fields is the index of the type."""
 
 
 def listing(table: tuple[str, str] = TABLE) -> list[tuple[str, State]]:
@@ -96,7 +97,7 @@ def chain_name(label: str, table: str, chain: str) -> str:
 
 
 class Expressions:
-    """The expressions of each rule and base chain when first seen.
+    """The expressions that each rule and each base chain had when it was first seen.
 
     The expressions are recorded because the text of a rule does not show them.
     """

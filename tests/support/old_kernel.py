@@ -1,8 +1,8 @@
-"""A kernel that answers like an older kernel: each answer that differs between the versions is replaced.
+"""A kernel that answers like an older kernel: each answer in which the two versions differ is replaced.
 
-The answers of older kernels are taken from their source code, because none of these kernels runs here. ``OldSocket`` wraps any
-netlink socket: a fake socket, or a socket of the real kernel, which then does everything else. ``old_program`` runs the program
-with sockets of this class.
+The answers of older kernels are taken from their source code, because none of these kernels runs here. ``OldSocket`` wraps a fake
+socket or a socket of the real kernel; the wrapped socket gives all other answers. ``old_program`` runs the program with sockets
+of this class.
 """
 
 import errno
@@ -31,9 +31,9 @@ _HEADER, _NETFILTER_HEADER = fake_netlink.HEADER, 4
 class OldKernel(NamedTuple):
     """The answers of one version of Linux.
 
-    ``protocols`` are the numbers in the answer of ipset about its protocol, by attribute. The other fields say whether the kernel
-    version has a feature that docs/compatibility.md lists. The revisions of ipset are the revisions of the test kernel, because
-    the driver asks for the lowest revision that it can use.
+    ``protocols`` has the protocol versions in ipset's answer about its protocol; the key is the number of the attribute. The
+    other fields say whether the kernel version has a feature that docs/compatibility.md lists. The revisions of ipset are the
+    revisions of the test kernel, because the driver asks for the lowest revision that it can use.
     """
 
     version: str
@@ -69,7 +69,7 @@ OLD_KERNELS: Mapping[str, OldKernel] = {
 
 
 class OldSocket:
-    """A netlink socket of an old kernel. ``inner`` is the socket of the kernel that does the work."""
+    """A netlink socket of an old kernel. ``inner`` is the wrapped socket."""
 
     def __init__(self, inner: Any, kernel: OldKernel) -> None:
         self._inner = inner

@@ -32,11 +32,11 @@ echo "$*" >"$folder/asked"
 cat "$folder/answer"
 """
 _WITHOUT_KUSTOMIZE = "exec cat manifests/cleanup/job.yaml"
-"""Replaces kustomize, because each folder that docs/migration.md builds has the container of this Job
-(``tests/test_kustomize.py``)."""
+"""In place of kustomize, this command prints one manifest for all folders: each folder that docs/migration.md builds has the
+container of this Job (``tests/test_kustomize.py``)."""
 _OTHER_TOOLS = {"ipvsproxy": f'#!/bin/sh\nexec {sys.executable} -m ipvsproxy "$@"\n', "sleep": "#!/bin/sh\n"}
 _POD_LABELS = {"app.kubernetes.io/component=proxy": "replace-kube-proxy", "k8s-app=kube-proxy": "kube-proxy"}
-"""The DaemonSet whose pods have the label."""
+"""For each label of pods, the DaemonSet whose pods have this label."""
 
 
 class Pod(NamedTuple):
@@ -55,7 +55,7 @@ class Pod(NamedTuple):
 
 
 class KubeProxy(NamedTuple):
-    """The DaemonSet ``kube-proxy``: whether its program is ipvsproxy, and which labels ``service-proxy`` of nodes it avoids."""
+    """The DaemonSet ``kube-proxy``: whether its program is ipvsproxy, and the node labels ``service-proxy`` that it avoids."""
 
     is_ours: bool = False
     avoided: tuple[str, ...] = ()

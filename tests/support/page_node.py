@@ -98,7 +98,7 @@ class Traffic(TrafficReader):
 
 
 class _Watcher(memory_node.Watcher):
-    """Passes each notification of the loop to the health and the page of the node, too."""
+    """Passes each notification of the loop also to the health status and to the page of the node."""
 
     status: Status
     pages: Pages

@@ -130,7 +130,7 @@ def add_past(node: PageNode, length_s: int = 880) -> None:
         if age_s % 38 == 0:
             history.note_changes(1 + age_s * 7 % 9, 2.4 if age_s == 38 * 12 else 0.05 + age_s * 3 % 7 / 20)
         swing = 1 + 0.4 * math.sin(age_s / 60)
-        connections = ConnectionCounts(int(172 * swing), int(332 * swing))  # the averages are those of ``add_traffic``
+        connections = ConnectionCounts(int(172 * swing), int(332 * swing))  # on average as many as ``add_traffic`` causes
         history.add(node.traffic.totals_at(age_s), connections, now - length_s + age_s, at_s - length_s + age_s)
 
 

@@ -164,8 +164,8 @@ class Program:
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
         """Poll until a condition holds.
 
-        Some conditions start processes. Therefore the pauses are so long that checks take at most a quarter of the time, or half
-        of the time if one check takes a second.
+        Checks of some conditions start processes. Therefore the pauses are so long that checks take at most a quarter of the
+        time, or half of the time if one check takes a second.
 
         Raises:
             ProgramError: the program ended, or the condition did not hold within this time.

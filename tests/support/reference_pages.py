@@ -1,7 +1,7 @@
 """The rows of docs/compatibility.md and docs/metrics.md that are generated from the program.
 
-``python -m tests.support.reference_pages compatibility`` writes the tables of docs/compatibility.md, and the argument ``metrics``
-those of docs/metrics.md.
+``python -m tests.support.reference_pages compatibility`` writes the tables of docs/compatibility.md. With the argument
+``metrics``, the module writes the tables of docs/metrics.md.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Second scopes of addresses in the form of the recordings, without their marks.
+"""Replaces the marks of second scopes by addresses, in states that have the form of the recordings.
 
-A mark is any free number, so the marks of two equal states may differ. In the form of this module, each mark is replaced by the
-first address that has it.
+A mark is any free number, so the marks of two equal states may differ. Therefore this module replaces each mark by the first
+address that has the mark.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Counts the executed steps of code, because a clock would measure the machine more than the code."""
+"""Counts the executed steps of code, because times depend more on the machine than on the code."""
 
 import asyncio
 import concurrent.futures

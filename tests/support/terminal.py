@@ -43,7 +43,7 @@ class Terminal:
             start_new_session=True,
             env={**inherited, "TERM": "xterm-256color", **(environment or {})},
         )
-        self._theirs = theirs  # the descriptor stays open as in a shell, which continues to read when the program has ended
+        self._theirs = theirs  # the descriptor stays open when the program has ended, as the descriptor of a shell does
 
     def __enter__(self) -> Self:
         return self

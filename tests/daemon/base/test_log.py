@@ -119,7 +119,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
 def test_a_stalled_log_reader_delays_no_task_and_later_reads_the_number_of_dropped_lines(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pipe has room for 64 KiB of lines, and the writing thread for ten more. Without this thread, the test would hang."""
+    """The pipe has room for 64 KiB, and the writing thread keeps ten more lines; without this thread, the test would hang."""
     read_end, write_end = pipe
     monkeypatch.setattr(log, "MOST_WAITING", 10_000)
     with log.written_by_a_thread(write_end):

@@ -1,4 +1,4 @@
-"""Covers what affects health: late changes, a missing device or rules, eligibility of the node, and the end of the process.
+"""Covers what affects health: late changes, a missing device, missing rules, eligibility of the node, and the end of the process.
 
 Time is virtual.
 """

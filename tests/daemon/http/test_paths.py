@@ -1,6 +1,6 @@
-"""Covers the health server and the metrics server over real HTTP, and compares their pages byte for byte.
+"""Covers the pages of the health server and of the metrics server, byte for byte and over real HTTP.
 
-``tests/test_golden.py`` compares their answers with the answers recorded from kube-proxy.
+``tests/test_golden.py`` compares the answers of both servers with the answers recorded from kube-proxy.
 """
 
 import contextlib

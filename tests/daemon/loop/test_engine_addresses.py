@@ -101,7 +101,7 @@ async def test_a_family_whose_local_pods_are_unknown_is_logged_only_once_even_if
     assert [(line["field"], line["families"]) for line in lines] == [("clusterCIDR", [Family.IPV6.label])]
 
 
-async def test_missing_pod_ranges_of_the_node_object_are_logged_again_after_they_were_present(
+async def test_if_pod_ranges_of_the_node_object_are_missing_again_they_are_logged_again(
     logs: list[EventDict],
 ) -> None:
     one_range, both = (builders.node(pod_networks=ranges) for ranges in (["10.244.1.0/24"], ["10.244.1.0/24", "fd00:1::/64"]))

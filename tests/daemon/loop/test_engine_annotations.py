@@ -1,6 +1,6 @@
-"""Settings that Services choose by annotations while the loop runs.
+"""Covers settings that Services choose by annotations while the loop runs.
 
-Covers schedulers of the kernel, slow start by the clock, and a change of the annotations that Services may use.
+The settings are the scheduler and slow start. Also covers a change of the annotations that Services may use.
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 
 Every failed operation is tried again. While rules cannot be written, only operations that need these rules wait.
 
-``tests/kernel/base/test_netlink.py`` covers broken netlink sockets and truncated dumps; here, failed operations and unreadable
-parts of the kernel simulate them.
+``tests/kernel/base/test_netlink.py`` covers broken netlink sockets and truncated dumps; in this module, such faults are simulated
+by failed operations and by unreadable parts of the kernel.
 """
 
 import errno

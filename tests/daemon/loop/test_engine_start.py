@@ -140,7 +140,7 @@ async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another
     node = await restarted(WEB, SLICE, guard_percent=50)
     new = builders.service("new", cluster=("10.96.0.98",))
     async with node.serving(after_s=CONFIRMED_AFTER_S):
-        assert node.done == ["set timeouts timeouts 600 0 0"]  # every start writes the timeouts, which is cheap
+        assert node.done == ["set timeouts timeouts 600 0 0"]  # every start writes the timeouts, because writing them is cheap
         assert set(node.watcher.summaries[-1].not_in_force) == set(Family)
         node.put(new)
         await node.quiet()

@@ -1,4 +1,4 @@
-"""Covers addresses of Services that the node refuses: they are not served, and are logged once.
+"""Covers Service addresses that the node refuses: such an address is not served, and is logged once.
 
 Also covers how the tunnels of direct return follow changes of Nodes.
 """

@@ -179,7 +179,7 @@ def test_changes_that_no_sync_has_taken_yet_are_counted_as_pending_with_their_ag
     assert figures.read()["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 0}
 
 
-def test_metrics_show_whether_each_watch_is_open_the_age_of_its_last_contact_and_its_restarts() -> None:
+def test_metrics_show_state_last_contact_and_restarts_of_each_watch() -> None:
     figures = Figures()
     figures.watches = {
         ObjectKind.SERVICE: WatchStatus(connected=True, contact_s=90.0, restarts=Counter({Trouble.EXPIRED: 2})),

@@ -104,7 +104,7 @@ class Scene:
         at_once(self.reconciler.putting(service.name, builders.translate(service, (), builders.node_view(), Settings())))
 
     async def scrape(self, counters: Mapping[VirtualServerKey, Counters] | None = None) -> Mapping[str, int]:
-        """The samples of a scrape; the kernel has these counters from now on."""
+        """The samples of a scrape; if ``counters`` is not None, the kernel has these counters from now on."""
         self.kernel.counters = self.kernel.counters if counters is None else dict(counters)
         self.clock.now += 10
         await self.traffic.refresh()

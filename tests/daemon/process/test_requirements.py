@@ -1,6 +1,6 @@
 """Covers the lock of the node, the variant of iptables, slow steps of the start, and the preparation of a node with --init-only.
 
-``test_app`` covers missing requirements, and ``tests/test_running.py`` covers the preparation itself.
+``test_app`` covers missing requirements, and ``tests/test_running.py`` covers the preparation on a real kernel.
 """
 
 import asyncio

@@ -232,7 +232,7 @@ class V2Token: pass
     ],
     ids=["a model is imported", "a model is used", "its modules import each other"],
 )
-def test_a_kubernetes_client_library_that_cannot_be_imported_partly_is_imported_whole(
+def test_if_parts_of_the_kubernetes_client_cannot_be_imported_alone_the_whole_library_is_imported(
     file: str, content: str, tmp_path: pathlib.Path
 ) -> None:
     for name, text in (FILES | {file: content}).items():

@@ -1,4 +1,4 @@
-"""Covers the events that manifest files cause: for documents, lists, errors, objects in two places, and objects that stay.
+"""Covers the events that manifest files cause if files have several documents, lists or errors, or contain the same object.
 
 ``test_decode`` covers the content of a manifest.
 """
@@ -162,7 +162,7 @@ def test_objects_that_a_watch_would_not_select_are_not_served(world: World) -> N
         ("a: b: c", "line 1: mapping values are not allowed"),
         ("a: [", "line 2: did not find"),
         ("a: \x00", "unacceptable character"),
-        ("[" * 100_000, "nest"),  # the text comes from directory.py, or from libyaml if it limits nesting
+        ("[" * 100_000, "nest"),  # the text comes from libyaml if libyaml limits nesting, otherwise from directory.py
         ("- " * 100_000, "nested more than 100 levels deep"),
         ("!!python/object:os.system {}", "line 1: could not determine a constructor"),
     ],

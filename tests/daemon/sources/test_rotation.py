@@ -1,4 +1,4 @@
-"""Covers the replacement of certificates at run time, over real TLS: those of the server, the authority and the client.
+"""Covers the replacement of the certificates of server, client and authority at run time, over real TLS.
 
 ``test_credentials`` covers tokens.
 """

@@ -179,7 +179,7 @@ async def test_a_serving_process_waits_without_a_limit_and_logs_from_time_to_tim
     ],
 )
 @virtual_time.in_virtual_time
-async def test_if_a_server_answers_without_sending_a_list_no_kernel_object_is_removed_to_reach_the_server(
+async def test_kernel_objects_are_removed_to_reach_the_server_only_if_no_request_reaches_the_server(
     trouble: Trouble, *, is_reached: bool
 ) -> None:
     healed = asyncio.Event()

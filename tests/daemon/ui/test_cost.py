@@ -1,4 +1,4 @@
-"""Covers the cost of the page in steps of Python, which depends on the size of a change and not on the number of Services."""
+"""Covers the cost of the page, in steps of Python: the cost depends on the size of a change, not on the number of Services."""
 
 import gc
 import time

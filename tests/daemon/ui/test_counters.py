@@ -1,4 +1,4 @@
-"""Covers the limit on the number of viewers, and rates of Services that are computed from the kernel's counters."""
+"""Covers the limit on the number of viewers, and the rates of Services, which are computed from the kernel's counters."""
 
 from collections.abc import Mapping
 

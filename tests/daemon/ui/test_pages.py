@@ -1,4 +1,4 @@
-"""Covers the API of the page, and the requests that it refuses, on a node with an in-memory kernel and virtual time.
+"""Covers the page's API, and the requests that this API refuses, on an in-memory node in virtual time.
 
 ``tests/ui`` covers how the page looks, and ``test_cost`` covers the cost of the page.
 """
