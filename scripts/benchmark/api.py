@@ -31,7 +31,7 @@ class MemoryApi:
         self.first_byte_s = 0.0
         self.sent_lines = 0
         self._pages = pages
-        self._buffer = bytearray(b" ") * CHUNK_BYTES  # the bytes are written, so that the kernel allocates the memory
+        self._buffer = bytearray(b" ") * CHUNK_BYTES  # each byte is written, so that the kernel allocates the memory
         self._watches: dict[str, asyncio.Queue[tuple[bytes, int] | asyncio.StreamReader]] = {
             kind: asyncio.Queue() for kind in workload.KINDS
         }

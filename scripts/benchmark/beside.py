@@ -34,7 +34,7 @@ cli.load_module("ipvsproxy.daemon.app")
 cli.load_module("ipvsproxy.daemon.sources.watch")
 os._exit(0)
 """
-"""A program that imports the modules of a start, and ends at once."""
+"""A program that imports the modules that a start of ipvsproxy imports, and ends at once."""
 _NEVER_BEFORE = 20_000
 """The gap between the numbers of the first pods and the numbers of new pods, so that a new pod gets an address that no first pod
 had."""
@@ -78,7 +78,7 @@ def launch(services: int, endpoints: int, places: outside.Places | None = None) 
 
     All times are in seconds since ``execve``.
 
-    The import of Python and all modules is measured separately, as the shortest of ``LAUNCHES`` runs.
+    The time to start Python and to import all modules is measured separately; it is the shortest time of ``LAUNCHES`` runs.
 
     Raises:
         RuntimeError: for the same reasons as ``run``.
@@ -118,7 +118,7 @@ async def _run(command: str, size: Size, places: outside.Places) -> Figures:
             figures = await measured.start()
             figures |= await measured.change()
             figures |= await measured.scrape()
-            figures |= await measured.idle()  # measured first, because removals after a burst of changes may take minutes
+            figures |= await measured.idle()  # measured before bursts of changes, because removals after a burst may take minutes
             figures |= await measured.churn()
             figures |= await measured.rolling()
         async with outside.running(command, server.url, places) as proxy:

@@ -12,12 +12,12 @@ from scripts.benchmark.figures import Found, Row
 
 Measurement = tuple[str, Mapping[str, Any]]
 Pick = Callable[[Sequence[float]], float]
-"""Selects one of several values."""
+"""A function that selects one of several values."""
 MAIN = (10_000, 10)
 LARGEST = (100_000, 1)
 CROWDED = (5_000, 50, 10)
-"""The pods are on ten nodes. The node under test has 25,000 of these pods, more than two hundred times the usual maximum of a
-node."""
+"""A cluster whose pods are all on ten nodes. The node under test has 25,000 of these pods, more than two hundred times the usual
+maximum of a node."""
 OTHERS: Mapping[tuple[int, ...], int] = {(44_125, 2): 3, LARGEST: 1, (5_000, 50): 5, CROWDED: 3}
 """The number of measurements of each case. One start of the largest case with its replay takes seven minutes."""
 SMALL = ((100, 10), (1_000, 10))
@@ -562,7 +562,7 @@ def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repe
 
 
 def _rows_in_turn(name: str, sides: Mapping[str, Side], measured: Sequence[str], found: Sequence[Found]) -> Iterator[Row]:
-    """``measured`` contains the side that each measurement belongs to. The first start of a side is recorded."""
+    """``measured`` contains the side of each measurement, in the order of ``found``. The first start of a side is recorded."""
     walls = dict[str, float]()
     for side, given in sides.items():
         first, *rounds = (one for one, its_side in zip(found, measured, strict=True) if its_side == side)

@@ -1,6 +1,6 @@
 """Finds the kube-proxy to measure beside ipvsproxy, and defines the names of the figures of both programs.
 
-Imports the standard library only, because scripts/bench imports it before .venv is needed.
+Imports the standard library only, because scripts/bench imports this module without the packages in .venv.
 """
 
 import os

@@ -27,7 +27,7 @@ LONGEST_S = 1200.0
 ANSWERED_WITHIN_S = 120.0
 STOPPED_WITHIN_S = 30.0
 _SERVING = re.compile(r"-> ([0-9A-F]{8}):[0-9A-F]{4} +\w+ +[1-9]")
-"""A line of a real server in ``/proc/net/ip_vs``: its address, and the first digit of its weight, if that is not 0."""
+"""Matches the line of a real server with a weight above 0 in ``/proc/net/ip_vs``: the address, and the weight's first digit."""
 _LAST_SYNC = re.compile(r"^kubeproxy_sync_proxy_rules_last_timestamp_seconds(\{[^}]*\})? (\S+)$", re.MULTILINE)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

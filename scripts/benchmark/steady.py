@@ -391,7 +391,7 @@ class _Steady:
         Another process sends the changes on time, even if the program is slower.
         """
         count = int(seconds * CHURN_PER_S)
-        with tempfile.TemporaryFile() as lines:  # in memory the lines would count as the program's memory
+        with tempfile.TemporaryFile() as lines:  # a file, because lines in memory would count as the program's memory
             for number in range(count):
                 lines.write(self._replacements.line(number * 7919 % self._services))
             lines.seek(0)

@@ -29,9 +29,9 @@ PACKET_S = 4.0
 """The interval at which each Service gets a packet."""
 BURSTS_PER_S = 50
 SETTLED_S = 30.0
-"""The time from the start until the first phase. The readings after the first sync take less time."""
+"""The time from the start until the first phase. The readings of the kernel that follow the first sync end within this time."""
 FLAGS = ("--ipvs-sync-period=24h",)
-"""Prevents audits. An audit costs several times as much as a viewer, and the number of audits would differ between phases."""
+"""Prevents audits. An audit costs several times as much as a viewer, and one phase could have more audits than the other."""
 WARM_S = 30.0
 """The time from the first request until the second phase. After this time, ipvsproxy has stored as many readings as the page
 shows."""

@@ -182,7 +182,7 @@ class Replacements:
         self._pods: dict[int, deque[int]] = {}
 
     def line(self, number: int) -> bytes:
-        """Replace the oldest remote endpoint in the first slice of this Service, or else of the next Service.
+        """Replace the oldest remote endpoint in the first slice of this Service; if there is none, of the next Service.
 
         Raises:
             ValueError: the next Service also has no remote endpoint.

@@ -34,7 +34,7 @@ CHOSEN = {
     "DEBUG_INFO_DWARF_TOOLCHAIN_DEFAULT EXT2_FS EXT3_FS EXT4_FS REISERFS_FS JFS_FS XFS_FS BTRFS_FS MD SCSI BPFILTER "
     "SECURITY_SELINUX SECURITY_SMACK SECURITY_TOMOYO SECURITY_APPARMOR",
 }
-"""The options that differ from Debian's configuration. Modules are chosen by `modules`."""
+"""The options that differ from Debian's configuration. The function `modules` chooses the modules."""
 
 UNUSED = (
     "drivers/gpu",

@@ -1,4 +1,4 @@
-"""The control directory, which `init`, the first process before the command, finds at /run/test-kernel.
+"""The control directory. `init`, the process that starts the command, finds this directory at /run/test-kernel.
 
 The directory contains the command with its environment, the mounts, and programs that come first in the command's PATH.
 """

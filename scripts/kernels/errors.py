@@ -7,7 +7,7 @@ TIMED_OUT = 124
 NO_KERNEL = 125
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that request to stop."""
+"""Signals that request this program to stop."""
 
 
 class NoKernelError(Exception):
@@ -15,7 +15,7 @@ class NoKernelError(Exception):
 
 
 class InterruptedRun(Exception):  # noqa: N818 - this is a request to stop, not an error
-    """A signal has requested to stop; this exception carries the number of the signal."""
+    """A signal has requested this program to stop; this exception carries the number of the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

@@ -61,13 +61,13 @@ def _histogram(
 SYNC_DURATION = _histogram(f"{_SYNC}_duration_seconds", "How long a sync took.", FAST_S, *BY_FAMILY)
 PROGRAMMING_DURATION = _histogram(
     "kubeproxy_network_programming_duration_seconds",
-    "Time from a change of endpoints, as its annotation gives it, until this change was programmed.",
+    "Time from a change of endpoints, which an annotation gives, until this change was programmed.",
     SLOW_S,
     *BY_FAMILY,
 )
 LAST_SYNC = _gauge(f"{_SYNC}_last_timestamp_seconds", "When the last sync was completed.", *BY_FAMILY)
 LAST_QUEUED = _gauge(f"{_SYNC}_last_queued_timestamp_seconds", "When a sync was last requested.", *BY_FAMILY)
-RESTORE_FAILURES = _counter(f"{_SYNC}_iptables_restore_failures_total", "Attempts to write rules that failed.", *BY_FAMILY)
+RESTORE_FAILURES = _counter(f"{_SYNC}_iptables_restore_failures_total", "Failed attempts to write rules.", *BY_FAMILY)
 NO_LOCAL_ENDPOINTS = _gauge(
     f"{_SYNC}_no_local_endpoints_total",
     "Services with a Local traffic policy whose endpoints are all on other nodes.",
@@ -170,7 +170,7 @@ ADDRESSES = _gauge("ipvsproxy_addresses", "Addresses on kube-ipvs0.", *BY_FAMILY
 ROUTES = _gauge("ipvsproxy_routes", "Local routes to Service addresses, with --ipvs-vip-binding=routes.", *BY_FAMILY)
 SET_ENTRIES = _gauge("ipvsproxy_set_entries", "Entries of each set; a hash set starts with room for 65536.", "set")
 PENDING = _gauge("ipvsproxy_pending", "Kernel objects whose observed state differs from the desired one.", "kind")
-DRIFT = _counter("ipvsproxy_drift_total", "Kernel objects that readings of the kernel found changed by another program.", "kind")
+DRIFT = _counter("ipvsproxy_drift_total", "Kernel objects that ipvsproxy found changed by another program.", "kind")
 DOUBTED_DELETIONS = _gauge(
     "ipvsproxy_doubted_deletions",
     "Services or endpoints that are missing from a list, and are served until a second list confirms their removal.",
