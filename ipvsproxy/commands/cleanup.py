@@ -43,7 +43,8 @@ _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
 class Extent(NamedTuple):
     """The chains, jumps and sets that a cleanup removes.
 
-    If ``only_own`` is false, the cleanup also removes all other kinds of objects that kube-proxy knows.
+    If ``only_own`` is false, the cleanup also removes the objects that kube-proxy knows, such as virtual servers with an address
+    and the device.
     """
 
     chains: tuple[ChainKey, ...] = skeleton.CHAINS
@@ -76,7 +77,7 @@ class NodeToClean(NamedTuple):
 
     ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. For each place
     that can hold rules, ``left`` has a function that searches the place for rules that a proxy has left behind. ``skipped`` has a
-    line for each part of the cleanup that was skipped because this kernel does not have the feature that the part cleans.
+    line for each part of the cleanup that was skipped because this kernel lacks the feature whose objects the part removes.
     ``unlike_sets`` returns the sets in ipvsproxy's nftables table that another version of ipvsproxy created with other
     parameters. ``kernel`` must have been created with the chains and jumps of ``extent``.
     """

@@ -45,9 +45,9 @@ _BAD: Mapping[str, tuple[str, str]] = {
     _BRIDGES: ("0", f"set it to 1: {_NO_ANSWER}"),
     _REUSE: ("0", "set it to 1: with 0, new connections from reused source ports go to real servers that are being removed"),
 }
-"""Sysctls that ipvsproxy does not write; each sysctl has the value that stops traffic, and the remedy."""
+"""Sysctls that ipvsproxy does not write; each path is mapped to the value that stops traffic, and to the remedy."""
 OLDEST = (4, 18)
-"""The oldest kernel in docs/compatibility.md, which is the kernel of RHEL 8."""
+"""The oldest kernel in docs/compatibility.md: the kernel of RHEL 8."""
 
 
 def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[Finding]:

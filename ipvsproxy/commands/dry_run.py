@@ -31,8 +31,8 @@ from ipvsproxy.store.objects import Changes
 PATIENCE_S = 5.0
 """The time from a change, or from a comparison, to the next comparison."""
 OTHER_PORTS = {10256: 10356, 10249: 10349}
-"""The ports that replace kube-proxy's default ports in a dry run. Any other port is the operator's choice, and does not
-change."""
+"""Maps each default port of kube-proxy to the port that replaces it in a dry run. Any other port is the operator's choice, and is
+not replaced."""
 SHOWN = 5
 """The largest number of new differences that a comparison logs, each in a separate line."""
 

@@ -324,7 +324,7 @@ _SCOPES: Mapping[str, str] = {
     "directReturn": "clients outside, whom endpoints of other nodes answer directly,",
     "fromTunnels": "packets that other nodes have sent here by tunnel",
 }
-"""The clients of each second scope, by the name of the scope's field in the document of a port."""
+"""For each field of a port's document that describes a second scope: the clients of this scope."""
 
 
 def _scope(scope: Document, clients: str) -> Iterator[str]:

@@ -194,7 +194,7 @@ async def list_pods(connection: HttpConnection, namespace: str, selector: str) -
 async def ask(
     connection: HttpConnection, namespace: str, pods: Iterable[Pod], port: int, timeout_s: float = TIMEOUT_S
 ) -> Sequence[FleetNode]:
-    """The health status that each pod's ipvsproxy reports about its node, by node name."""
+    """The health status that the ipvsproxy in each pod reports about the pod's node, sorted by the name of the node."""
     slots = asyncio.Semaphore(PARALLEL)
 
     async def one(pod: Pod) -> FleetNode:
@@ -234,7 +234,7 @@ def _silent(node: FleetNode, why: str) -> FleetNode:
 
 
 def _troubles(health: HealthAnswer) -> Iterator[tuple[Fault, Sequence[str]]]:
-    """Sentences that describe the faults of a node, by kind of fault; a fault without sentences is absent."""
+    """Each kind of fault with the sentences that describe the fault; without sentences, the node does not have the fault."""
     mine = health.ipvsproxy
     waits = [f"the first list of {kind} is not complete" for kind in health.waiting_for_first_lists]
     unmet = [f"the kernel setting {path} is {value}" for path, value in health.unmet_settings.items()]

@@ -57,7 +57,7 @@ _REFUSED = {
     "forward": "what pods send, and the answers of Services,",
     "output": "what IPVS sends to endpoints, and the connections of this host,",
 }
-"""A description of the packets of Services that pass each hook."""
+"""For each hook: a description of the packets of Services that pass the hook."""
 MOST_COLLISIONS = 20
 """The largest number of collisions that ``doctor`` describes."""
 

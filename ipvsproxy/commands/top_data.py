@@ -290,7 +290,7 @@ def _endpoints(port: Document) -> Iterator[Document]:
 
 
 def _pod(one: Document) -> str:
-    """The name of the pod behind an endpoint or real server, without the namespace, which is the Service's namespace."""
+    """The name of the pod behind an endpoint or real server, without the namespace: the pod is in the Service's namespace."""
     return (one.get("target") or "").rpartition("/")[2]
 
 

@@ -208,7 +208,7 @@ Of the flags of ipvsproxy run, --config, --ipvs-exclude-cidrs (virtual servers t
 COMMANDS: Mapping[str, Command] = {
     command.name: command for command in (_RUN, _PLAN, _VERIFY, _EXPLAIN, _LIST, _TOP, _FLEET, _DOCTOR, _CLEANUP)
 }
-"""All commands except ``completion``, by name."""
+"""All commands except ``completion``; the key is the name of the command."""
 
 _HEAD = """\
 ipvsproxy [run] [flags]

@@ -250,7 +250,7 @@ class Option(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The option's name in the program: the path of its field, or the name of its flag if it has no field."""
+        """The option's name in the program: the path of the option's field; without a field, the name of the option's flag."""
         return self.field or self.flag
 
     @property

@@ -178,8 +178,8 @@ class Config:
     to 1000. ``config_file`` and ``write_config_to`` are paths; an empty path means that the flag was not given.
     ``write_config_to``, ``cleanup`` and ``init_only`` each limit the process to one task. If several of ``write_config_to``,
     ``cleanup`` and ``init_only`` are given, only the first option in this order has an effect. ``dry_run``, ``output``, ``only``,
-    ``top`` and ``fleet`` are options of commands, which a file cannot contain. If ``only`` is ``own``, ``cleanup`` removes only
-    the objects that kube-proxy does not know.
+    ``top`` and ``fleet`` are options of commands; a file cannot contain these options. If ``only`` is ``own``, ``cleanup``
+    removes only the objects that kube-proxy does not know.
 
     ``without_effect`` names the given options that have no effect in ipvsproxy; ``notices`` are messages for the operator about
     accepted options. ``values`` maps the dotted path of each field of a file to its value, and is used to write a file. Two

@@ -28,7 +28,8 @@ _OTHER_MODES = ("iptables", "nftables")
 _PRIMARY = "primary"
 _ALL = "all"
 _NODE_PORT_RANGES = {"localhost": ("127.0.0.0/8", "::1/128"), _ALL: ("0.0.0.0/0", "::/0")}
-"""The ranges that a word of ``nodePortAddresses`` stands for (cmd/kube-proxy/app/server.go since 1.37)."""
+"""For each word that ``nodePortAddresses`` may contain, except ``primary``: the address ranges that the word means
+(cmd/kube-proxy/app/server.go since 1.37)."""
 _SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # The kernel's limit IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL.
 _INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # Rules and interface names must not contain the excluded characters.
 _MARK_DROP = 0x8000  # The mark bit of the kubelet's chain KUBE-MARK-DROP.

@@ -180,7 +180,7 @@ class _Node(Watcher):
     async def _give_up_api_servers(self) -> None:
         """Unbind API-server addresses that an earlier process, or a kube-proxy, has bound to this node for Services.
 
-        While this node has the address of an API server, no API server answers at that address.
+        While this node has the address of an API server, this node cannot reach the API server at that address.
         """
         servers, allowed = self._store.api_servers, self._engine.translation.allowed_addresses
         try:
@@ -196,14 +196,14 @@ class _Node(Watcher):
     def note_scheduler(self, name: str, why_not: str) -> None:
         """Log the scheduler that replaces the configured scheduler, and record an event about the replacement.
 
-        ``why_not`` is empty if there is no replacement.
+        ``why_not`` is the reason for the replacement, and is empty if the configured scheduler is used.
         """
         self._status.note(SCHEDULER_MISSING, f"{why_not}; {name} is used instead" if why_not else "")
         if why_not:
             log.error("scheduler_not_used", reason=why_not, used=name)
 
     async def _find_host_ports(self) -> None:
-        """Log the hostPort rules that come before the rules of ipvsproxy, and record an event about the hostPort rules.
+        """Log the hostPort rules that come before the rules of ipvsproxy, and record an event about these rules.
 
         The hostPort rules are read at the start and after each audit.
         """
@@ -224,7 +224,7 @@ class _Node(Watcher):
             self._audited.clear()
 
     async def _reconfigure(self, new: Config) -> None:
-        """Apply a configuration completely or not at all. For this reason, the only step that may fail is the first step."""
+        """Apply a configuration completely or not at all; therefore, only the first step may fail."""
         choices, why_not = await _choices(self.kernel, new, self.programs)
         chosen = {one.path for one in choices.settings.sysctls}
         left = [one.path for one in self._engine.choices.settings.sysctls if one.path not in chosen]
@@ -322,7 +322,8 @@ async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_pr
 async def follow_rules(engine: Engine, changes: NftChanges | None) -> None:
     """Make the event loop read rules and sets when another program changes the nftables table of ipvsproxy.
 
-    Ends when the notification socket is lost; ``changes`` is None if the backend has no notifications.
+    Ends when the notification socket is lost. ``changes`` is None if the backend has no notifications; this function then ends at
+    once.
     """
     if changes is None:
         return

@@ -92,7 +92,7 @@ class Recorder:
         self._all = timing.Bucket(BURST, REFILL_S, self.clock())
         self._objects: timing.RateLimits[Regarding] = timing.RateLimits(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
         self._repeats: Counter[KubernetesEvent] = Counter()
-        """How often each event has been repeated since the event was last written. The repetitions were dropped by a rate limit,
+        """The number of repetitions of each event since the event was last written. The repetitions were dropped by a rate limit,
         or were recorded while the event waited."""
         self._pending: dict[KubernetesEvent, float] = {}
         """The time at which each waiting event is due."""
@@ -184,7 +184,7 @@ STARTING = "StartKubeProxy"
 
 
 class Announcer:
-    """Receives the results of syncs from the event loop, and records events about them."""
+    """Receives the results of syncs from the event loop, and records events about the results."""
 
     def __init__(self, recorder: Recorder, store: Store, status: Status) -> None:
         self._node = Regarding(ObjectKind.NODE, recorder.node_name, uid=recorder.node_name)

@@ -107,7 +107,7 @@ class ServiceAnnotations(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 NO_ANNOTATIONS = ServiceAnnotations()
-"""The value for nearly all Services, which have none of our annotations."""
+"""The value for a Service without any of our annotations, like nearly all Services."""
 FIELDS: Mapping[Annotation, str] = {
     Annotation.SCHEDULER: "scheduler",
     Annotation.SCHEDULER_FLAGS: "scheduler_flags",

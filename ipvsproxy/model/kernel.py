@@ -83,7 +83,7 @@ class LocalRoutes(_ServiceAddresses):
 
 
 TUNNEL_RECORD = "/sys/class/net/tunl0/ifalias"
-"""The alias of the IPv4 tunnel device, which records the former value of each sysctl that direct return has changed.
+"""The alias of the IPv4 tunnel device; the alias records the former value of each sysctl that direct return has changed.
 
 The kernel keeps the alias across restarts of ipvsproxy, until the next boot resets the sysctls as well.
 """
@@ -140,7 +140,7 @@ INDISPENSABLE_SETTINGS: Mapping[str, frozenset[Family]] = {
 }
 """The settings that must be 1, with their families.
 
-Otherwise masqueraded packets' replies are lost, or no packet is forwarded.
+If one of these settings is not 1, replies to masqueraded packets are lost, or no packet is forwarded.
 """
 
 

@@ -18,7 +18,7 @@ class Family(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The family's name in the API, in metrics and in the answers of health checks, which is ``IPv4`` or ``IPv6``."""
+        """The family's name, ``IPv4`` or ``IPv6``, in the API, in metrics and in the answers of health checks."""
         return "IPv4" if self is Family.IPV4 else "IPv6"
 
     @property
@@ -42,7 +42,7 @@ class Protocol(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The protocol's name in the output of ipset and iptables, which is ``tcp``, ``udp`` or ``sctp``."""
+        """The protocol's name, ``tcp``, ``udp`` or ``sctp``, in the output of ipset and iptables."""
         return self.name.lower()
 
 
@@ -101,7 +101,7 @@ class Network(NamedTuple):
         if len(address) != len(self.address):
             return False
         whole, rest = divmod(self.prefix_length, 8)
-        if not rest:  # true for nearly all ranges; comparing bytes (0.7 µs) takes half the time of comparing numbers
+        if not rest:  # nearly all ranges; comparing bytes (0.7 µs) is twice as fast as comparing numbers
             return address[:whole] == self.address[:whole]
         shift = len(address) * 8 - self.prefix_length
         return int.from_bytes(address, "big") >> shift == int.from_bytes(self.address, "big") >> shift

@@ -129,7 +129,7 @@ class EvenWeights(Weights):
 
     @classmethod
     def of(cls, keys: Collection[bytes]) -> "EvenWeights":
-        """The weights of these real servers, which must be of one IP family and must have no duplicates."""
+        """The weights of these real servers; the real servers must be of one IP family, and must have no duplicates."""
         return cls(b"".join(keys), len(next(iter(keys)))) if keys else NO_REAL_SERVERS
 
     def plain(self) -> Mapping[bytes, int]:

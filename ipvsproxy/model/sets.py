@@ -88,8 +88,8 @@ _SET_TYPES: Mapping[SetKind, SetType] = {
     SetKind.NODES: SetType.ADDRESS,
 }
 SET_NAME_LIMIT = 31
-"""The length of the longest set name that the kernel accepts (IPSET_MAXNAMELEN without the NUL). IPv6 names are cut to this
-length."""
+"""The length of the longest set name that the kernel accepts (IPSET_MAXNAMELEN without the NUL). The names of IPv6 sets are cut
+to this length."""
 SET_CAPACITY = 65536
 """The ``maxelem`` of every hash set, as in kube-proxy. With another value, each sync of a kube-proxy on this node would fail."""
 
@@ -150,8 +150,8 @@ class SetCopy(NamedTuple):
 
 
 SET_COPY = SetCopy("KUBE-IPVSPROXY-LARGER")
-"""The only ``SetCopy``. No set of kube-proxy has the same name. If the copy is observed, a process that was killed has left
-it."""
+"""The only ``SetCopy``. No set of kube-proxy has the same name. If the copy is observed, a killed process has left the copy
+behind."""
 
 
 class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):

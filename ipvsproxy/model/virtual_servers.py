@@ -219,7 +219,7 @@ NO_CONNECTIONS = ConnectionCounts()
 
 
 class Counters(NamedTuple):
-    """The counters of a virtual or real server, which count from the server's addition.
+    """The counters of a virtual or real server, counted since the server was added to the kernel.
 
     "In" means from the client to the server.
     """

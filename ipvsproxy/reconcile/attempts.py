@@ -1,8 +1,9 @@
-"""Decides when an operation may be tried: when it is retried after a failure, and how many real servers may be removed at a time.
+"""Decides when a failed operation may be tried again, and how many real servers may be removed at a time.
 
-The kernel keeps a removed real server on a list for two to three minutes. Each addition of a real server walks the whole list,
-which takes 0.05 to 0.1 µs for each entry, and packets wait meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``,
-net/netfilter/ipvs/ip_vs_ctl.c). After a minute in which a thousand endpoints a second are replaced, each addition takes 4 ms.
+The kernel keeps a removed real server on a list for two to three minutes. Each addition of a real server walks the whole list.
+The walk takes 0.05 to 0.1 µs for each entry, and packets wait meanwhile (``ip_vs_trash_get_dest`` and
+``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c). After a minute in which a thousand endpoints a second are replaced,
+each addition takes 4 ms.
 
 A limit on the number of removals helps in a short burst of changes. In a long burst, the limit soon has no effect, because no
 more removals can be postponed.
@@ -23,10 +24,10 @@ LONGEST_DELAY_S = 60.0
 KEPT_S = 180.0
 """The longest time that a removed real server stays on the kernel's list, if no connection holds it."""
 ADDED_S = 10.0
-"""The seconds over which additions are counted: the more additions, the shorter the list must be."""
+"""Additions are counted over this number of seconds. The more additions there were, the shorter the list must be."""
 WALKED = 2_000_000
-"""The largest number of list entries that all additions within ``ADDED_S`` may walk together, which takes 1 to 2 % of a
-processor."""
+"""The largest number of list entries that all additions within ``ADDED_S`` may walk together. To walk this number of entries
+takes 1 to 2 % of a processor."""
 MOST_KEPT = 10_000
 """The longest list that is allowed if there are few additions. With a list of this length, an addition takes half a millisecond
 to one millisecond."""
@@ -55,7 +56,7 @@ class _FailedOperation(NamedTuple):
 
 
 class Retries:
-    """The failed operations, by object.
+    """Counts the failures of operations on each object, and decides when a failed operation may be tried again.
 
     Each further failure doubles the delay, up to ``LONGEST_DELAY_S``. There is no last attempt: an operation is retried until it
     succeeds. A failure counts only for the desired value that was tried; an operation with another desired value is a first
@@ -71,7 +72,7 @@ class Retries:
     def fail(self, key: object, desired: object, now: float, *, is_running: bool = False) -> None:
         """Record a failure.
 
-        An operation that is still running does not count as failed; its outcome is known after ``hasten``.
+        An operation that is still running does not count as failed. Its outcome is known only when ``hasten`` is called.
         """
         last = self._failures.get(key)
         attempts = (last.attempts if last and last.desired == desired else 0) + (not is_running)

@@ -27,12 +27,12 @@ from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 FREE_HEALS = 3
-"""The number of repairs of the same drift without a wait, if the drift returns within ``CALM_S`` each time."""
+"""If the same drift returns within ``CALM_S`` each time, it is repaired without a wait for this number of times."""
 CALM_S = 600.0
 """The time after which drift that has not returned is forgotten."""
 FIRST_PATIENCE_S = 5.0
 LONGEST_PATIENCE_S = 10.0
-"""The longest wait.
+"""The longest wait before drift that keeps returning is repaired again.
 
 If another program flushes our rules once a minute, the rules must soon exist again; kube-proxy has a sync period of 30 s.
 """

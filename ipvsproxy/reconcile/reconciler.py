@@ -83,7 +83,7 @@ class Reconciler:
         self.observer = Observer(self._tables, self._drains, self._drifts)
         """Updates the observed side of the tables with readings of the kernel."""
         self.survey = survey.Survey(self._tables)
-        """Answers questions about both sides; other rooms do not read the tables."""
+        """Answers queries about both sides; other packages do not read the tables."""
 
     def adopt(self, policy: Policy) -> None:
         """Adopt another policy.

@@ -30,7 +30,7 @@ from ipvsproxy.reconcile.tables.table import Conflict, Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 COMPARED_KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in KINDS.items() if object_class is not FlowCleaning))
-"""The names of the kinds of differences; operations use the same names."""
+"""The names of all kinds of objects whose desired and observed state are compared; operations use the same names."""
 
 
 class Sides(NamedTuple):

@@ -24,7 +24,7 @@ class NodeAddresses:
     """
 
     def __init__(self) -> None:
-        self._services: dict[Address, dict[ServiceName, None]] = {}  # a dictionary keeps the order, unlike a set
+        self._services: dict[Address, dict[ServiceName, None]] = {}  # a dictionary, because a set would not keep the order
         self._new: set[Address] = set()
         # for each address and node, the number of endpoints and Nodes which show that the address belongs to the node
         self._nodes: dict[Address, Counter[str]] = {}

@@ -90,7 +90,7 @@ class Store:
         self._here = here
         self._guard = guard or Guard(0)
         self.services: dict[ServiceName, Service] = {}
-        """Every known Service. Only ``deliver`` changes it."""
+        """Every known Service. Only ``deliver`` changes this dictionary."""
         self._slices: dict[ObjectKey, EndpointSlice] = {}
         self._slices_of: dict[ServiceName, tuple[EndpointSlice, ...]] = {}
         self._nodes: dict[ObjectKey, Node] = {}
@@ -102,7 +102,8 @@ class Store:
         self._tunnels: tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]] | None = None
         """The result of ``tunnels``, until a Node changes."""
         self._with_direct_return: dict[ServiceName, None] = {}
-        """The Services that ask for direct return; a dictionary, because it keeps the order."""
+        """The Services that ask for direct return. A dictionary is used instead of a set, because a dictionary keeps the
+        order."""
         self.schedulers: set[str] = set()
         """The schedulers that annotations of Services have named so far."""
         self.api_servers: frozenset[RealServerKey] = frozenset()
@@ -113,8 +114,8 @@ class Store:
         # EndpointSlices with fewer endpoints than before, from a list that is not complete yet
         self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None
         self.remembered: set[ServiceName] = set()
-        """The known Services that are missing from the newest, doubted list; Services on the list have precedence over missing
-        Services."""
+        """The known Services that are missing from the newest list, which is in doubt. Services on this list have precedence over
+        missing Services."""
         self._dirty: dict[ServiceName, float] = {}
         self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
         self._complaints: list[Complaint] = []
@@ -158,7 +159,7 @@ class Store:
         return [kind for kind in ObjectKind if kind not in self._listed]
 
     def deliver(self, events: Iterable[Event], now: float) -> None:
-        """Apply events in their order; ``now`` is the time on a monotonic clock, which the caller chooses."""
+        """Apply events in their order; ``now`` is the time of a monotonic clock that the caller chooses."""
         for event in events:
             match event:
                 case Put():

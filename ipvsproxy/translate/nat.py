@@ -1,4 +1,4 @@
-"""The rules of the table ``nat``, which masquerade connections of Services.
+"""The rules of the table ``nat``; these rules masquerade connections of Services.
 
 There are two methods of masquerading, which have the same outcome:
 
@@ -55,13 +55,14 @@ TO_PORT_FROM = (*TO_PORT, Side.SOURCE)
 FROM_PORT = (Side.SOURCE, Side.DESTINATION)
 """One side of a packet for each field of an entry, as in iptables' ``--match-set NAME dst,dst,src`` (``TO_PORT_FROM``).
 
-``TO`` is the destination address, or the port for a set of ports; ``TO_PORT`` is address and port of the destination. These four
-sides use the destination that a packet has at the moment when the rule is evaluated.
+``TO`` is the destination address, or the port for a set of ports; ``TO_PORT`` is address and port of the destination. The four
+constants above use the destination that a packet has when the rule is evaluated.
 """
 ORIGINALLY_TO = (Side.ORIGINAL_DESTINATION,)
 ORIGINALLY_TO_PORT = (Side.ORIGINAL_DESTINATION, Side.ORIGINAL_DESTINATION)
 FROM_ORIGINAL_PORT = (Side.SOURCE, Side.ORIGINAL_DESTINATION)
-"""These sides use the destination that the client has chosen, even after IPVS has replaced this destination by an endpoint."""
+"""The sides above use the destination that the client has chosen, even after IPVS has replaced this destination by an
+endpoint."""
 
 
 def on_set(kind: SetKind, family: Family, sides: tuple[Side, ...], target: Target, protocol: Protocol | None = None) -> Rule:
@@ -76,7 +77,7 @@ def match(kind: SetKind, family: Family, sides: tuple[Side, ...]) -> SetMatch:
 
 _LOOPBACK: Mapping[Family, Network] = {Family.IPV4: parse_network("127.0.0.0/8"), Family.IPV6: parse_network("::1/128")}
 ChainRules = Mapping[str, Collection[Rule]]
-"""The rules of each chain of ``nat``, by its name."""
+"""The rules of each chain of ``nat``; the key is the name of the chain."""
 
 
 def masquerade(family: Family, settings: Settings) -> Masquerade:

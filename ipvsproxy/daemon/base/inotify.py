@@ -13,7 +13,7 @@ from ipvsproxy.daemon.base.timing import comes_within, until_readable
 IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE = 0x2, 0x4, 0x8
 IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
 IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR = 0x400, 0x800, 0x1000000
-# IN_ATTRIB is included because a file that could not be read may have become readable.
+# IN_ATTRIB is included, because a change of permissions may make an unreadable file readable.
 CHANGES = IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE
 READ_BYTES = 1 << 16
 
@@ -59,14 +59,14 @@ class DirectoryChanges:
                     pass
         else:
             await asyncio.sleep(self._poll_s)
-        # The path may now lead to another directory. The caller reads the directory after ``wait`` has returned, so the caller
-        # misses no change.
+        # The path may now lead to another directory. The caller misses no change, because the caller reads the directory after
+        # ``wait`` has returned.
         self._open()
 
     def _open(self) -> None:
         """Watch the directory to which the path leads now; a second call for the same directory has no effect."""
         before, self._polled = self._polled, self._poll()
-        if self._polled[:2] != before[:2]:  # without this call, the old and the new directory would be watched
+        if self._polled[:2] != before[:2]:  # without this call, both the old and the new directory would be watched
             self._close()
         if not self.is_notified:
             self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

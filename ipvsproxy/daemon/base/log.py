@@ -20,12 +20,12 @@ DEBUG_VERBOSITY = 4
 """From this verbosity (``-v``) on, the log reports each received event, each translated Service and each operation, as klog
 does."""
 REPEAT_S = 300.0
-"""The time for which a text that a library has logged is not logged again, because some libraries log the same text with every
+"""After a library has logged a text, the same text is not logged again for this time; some libraries log the same text with every
 request."""
 MOST_TEXTS = 100
-"""The largest number of texts of libraries that are remembered."""
+"""The largest number of texts from libraries that the process remembers."""
 MOST_WAITING = 1 << 20
-"""The largest number of characters that wait for a slow reader of the log; this is about 5,000 lines."""
+"""The largest number of characters (about 5,000 lines) that wait for a slow reader of the log."""
 FULL_PAUSE_S = 0.02
 STANDARD_ERROR = 2
 LAST_LINES_S = 0.5
@@ -103,7 +103,7 @@ class _Writer:
 
 
 class _Output(io.TextIOBase):
-    """Writes to standard error, using the thread if it is running.
+    """Writes to standard error; if the thread for log lines is running, the thread writes.
 
     A failed write is ignored: a proxy must keep running even if nothing reads its log.
     """
@@ -155,7 +155,7 @@ def verbosity() -> int:
 def shows(level: int) -> bool:
     """Whether the log shows lines of a given verbosity.
 
-    Callers check the verbosity before they build a log line that is expensive to build.
+    Callers check the verbosity before they build an expensive log line.
     """
     return _Process.verbosity >= level
 

@@ -33,8 +33,8 @@ class Status:
     the first sync is counted from the creation of this object.
 
     ``updated`` has the time when the last complete sync of each IP family ended. ``drifted_s`` is the time when ipvsproxy last
-    found an object that another program had changed. ``unmet_settings`` has the observed value of each indispensable sysctl whose
-    value is wrong. ``pending`` counts the objects that differed from their desired state after the last sync.
+    found an object that another program had changed. ``unmet_settings`` maps the path of each indispensable sysctl with a wrong
+    value to the observed value. ``pending`` counts the objects that differed from their desired state after the last sync.
 
     ``stale`` returns the kinds of API objects whose watches are stale; if ``stale_turns_away`` is true, a stale watch turns load
     balancers away. ``missing`` returns the kinds of API objects whose first list is not complete. ``unreadable`` returns a
@@ -58,7 +58,7 @@ class Status:
         self.families = tuple(sorted(self.families))
         self.node: Node | None = None
         self.notices: dict[str, str] = {}
-        """Messages about this process that become Kubernetes events about the Node, by the reason of the event."""
+        """Messages about this process that become Kubernetes events about the Node; the key is the reason of the event."""
         self._queued_s: float | None = self.clock()
         self._incomplete_since_s: dict[Family, float] = {}
         self._is_stopping = False

@@ -61,7 +61,7 @@ class _Failure(NamedTuple):
 class HealthChecks:
     """The health-check node ports of all Services. ``is_healthy`` returns whether the node is healthy.
 
-    ``on_failure`` is called with the Service and the port that could not be opened, and the reason.
+    ``on_failure`` is called with the Service, its port that could not be opened, and the reason.
     """
 
     is_healthy: Callable[[], bool]
@@ -78,7 +78,7 @@ class HealthChecks:
         self._changed = asyncio.Event()
 
     def put(self, checks: Mapping[HealthCheckPort, HealthCheck], addresses: Mapping[Family, tuple[Address, ...]]) -> None:
-        """Set the desired health checks of all Services, and the addresses on which all ports listen, by IP family.
+        """Set the desired health checks of all Services and, for each IP family, the addresses on which all ports listen.
 
         The caller may change the mapping ``checks``, and pass the same mapping again. The unspecified address means all addresses
         of its family.

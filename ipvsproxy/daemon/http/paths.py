@@ -25,7 +25,7 @@ from ipvsproxy.daemon.http.server import BAD_REQUEST, HTML, JSON, NOT_ACCEPTABLE
 Page = Callable[[Request], Answer | Awaitable[Answer]]
 """A function that answers a request for one path."""
 SHOWN_PATHS = ("/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz")
-"""The paths that ``/statusz`` names, as kube-proxy does."""
+"""The paths that ``/statusz`` lists; kube-proxy lists the same paths."""
 NEVER = "0001-01-01T00:00:00Z"
 """The text that a program in Go prints for a time that was never set."""
 
@@ -158,7 +158,7 @@ class MetricsPaths:
 
 
 def servers(listen: Servers, health: Handler, metrics: Handler) -> Iterator[Coroutine[None, None, None]]:
-    """Each server that has an address, as a coroutine that runs until it is cancelled.
+    """Yields one coroutine for each server that has an address; the coroutine serves requests until it is cancelled.
 
     The coroutine raises ``server.BindError`` if the server's address cannot be bound and the configuration has
     ``bindAddressHardFail``.

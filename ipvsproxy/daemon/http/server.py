@@ -45,9 +45,9 @@ HEADER_BYTES = 8190
 BODY_BYTES = 64
 BACKLOG = 128
 RETRY_S = 5.0
-"""The pause between two attempts to listen, as in kube-proxy."""
+"""The pause between two attempts to listen on an address; kube-proxy has the same pause."""
 NO_ROOM_S = 0.1
-"""The pause before connections are accepted again, if the host had no file descriptor or no memory for a connection."""
+"""If the host has no file descriptor or no memory for a connection, connections are accepted again after this pause."""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 _silent = logging.getLogger(f"{__name__}.requests")
@@ -105,7 +105,8 @@ class Room:
         self.beginning = set[asyncio.Task[None]]()
         """Accepted connections that have no transport yet."""
         self._open: dict[object, tuple[bool, asyncio.Transport]] = {}
-        """Whether each connection is busy with a request. The connection that has not changed for the longest time is first."""
+        """For each open connection: whether it is busy with a request, and its transport. The connection whose state has not
+        changed for the longest time comes first."""
 
     def is_free(self) -> bool:
         """Whether the limit allows another connection now.

@@ -260,8 +260,7 @@ class Engine:
             # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
             # Removals wait until every Service has been translated.
             await self._in_slices(self._translator.putting(names))
-            # The time of a plan grows with the number of changes that wait for the removals, so plans are made less often as this
-            # number grows.
+            # Making a plan takes longer if more changes wait for the removals, so plans are then made less often.
             if len(names) == SERVICES_AT_ONCE and self._reconciler.unequal > 2 * waiting:
                 done_before = await self._add(done_before)
                 waiting = self._reconciler.unequal

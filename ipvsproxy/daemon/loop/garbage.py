@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 YOUNG_OBJECTS = 2_000
 """The number of new objects after which the youngest generation of objects is collected.
 
-One change of a large Service reaches Python's default of 700 several times.
+One change of a large Service creates several times as many objects as Python's default of 700.
 """
 ROUNDS_BETWEEN = 0
 """The number of collections of one generation of objects before the next older generation is also collected.
 
-The largest of these collections walks three times ``YOUNG_OBJECTS`` in 6 ms (with Python's default: 400 ms).
+The largest of these collections visits three times ``YOUNG_OBJECTS`` objects in 6 ms (with Python's default: 400 ms).
 """
 THAW_INTERVAL_S = 24 * 3600.0
 """The time between two collections of all objects, each of which takes half a second with 10,000 Services."""

@@ -96,7 +96,8 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
             for operation in one_by_one([outcome.operation]):
                 log.debug("operation", operation=str(operation), **({"error": outcome.error} if outcome.error else {}))
     elif logs.shows(logs.CHANGES_VERBOSITY):
-        # Outcomes are selected before they are split into single objects, because after a start, most outcomes add many objects.
+        # Only the outcomes to log are split into single objects: after a start, most outcomes add many objects, and are not
+        # logged.
         for verb, item in (outcome.operation for outcome in outcomes if not outcome.error):
             if isinstance(item, Skeleton) or (verb is Verb.REMOVE and isinstance(item, BoundAddresses | LocalRoutes)):
                 for operation in one_by_one([Operation(verb, item)]):

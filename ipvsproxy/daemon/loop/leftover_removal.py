@@ -4,8 +4,8 @@ Leftover rules are in a variant of iptables, in a table of kube-proxy's nftables
 not use.
 
 Rule 1: the module examines an IP family when the rules and sets of the family have been programmed, and after each audit. An
-external program is run only if a rule has changed since the last examination. No family is examined while most virtual servers of
-an IP family, or a set entry, are missing, because the old rules still serve traffic.
+external program is run only if a rule has changed since the last examination. A family that lacks most of its virtual servers, or
+a set entry, is not examined, because the old rules still serve its traffic.
 Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as present.
 Rule 3: rules that a running proxy keeps writing again are removed less and less often (see ``reconcile/removal/leftovers.py``).
 Rule 4: one log line says that the rules in a place cannot be removed, and another log line says later that no leftover rules
@@ -65,7 +65,7 @@ class Examined(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Remains:
-    """The rules that another proxy may have left in one place, and the functions that find and remove them.
+    """The rules that another proxy may have left in one place, and the functions that find and remove these rules.
 
     All calls block the calling thread. ``fingerprint`` changes when the content of the place changes. A fingerprint of None means
     that the place is examined each time. ``look`` and ``remove`` may raise KernelError.
@@ -129,7 +129,7 @@ def of_nftables(tables: LeftoverTables) -> dict[TablePlace, Remains]:
 def announce(remains: Mapping[TablePlace, Remains]) -> None:
     """Log the tables of kube-proxy's nftables mode that exist at the start. Blocks."""
     for place, left in remains.items():
-        with contextlib.suppress(KernelError):  # if the error persists, the examination after the first sync logs it
+        with contextlib.suppress(KernelError):  # if the error persists, the examination after the first sync logs the error
             if left(may_remove=False).removal.is_needed:
                 hint = f"the table {place.table} goes once most virtual servers are in force; until then, packets meet it"
                 log.warning(FOUND, rules=str(place), hint=hint)

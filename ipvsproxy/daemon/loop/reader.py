@@ -6,7 +6,7 @@ Rule 1: everything is read at start-up, by the infrequent audits, and after an e
 Rule 2: between audits, the kernel is polled, which is cheaper. Polls run after each notification, and otherwise as often as a
 small share of a processor allows. Most polls read only the parts of the kernel that show most changes at little cost. Some polls
 read all virtual servers with their real servers. Polls of all virtual servers run at the drift-check interval, after a
-notification, and after drift while another program is writing.
+notification, and after a poll that has found drift, because another program is then writing.
 Rule 3: an audit or poll reads the kernel in several parts. Between two parts, the event loop may write to the kernel, so a change
 from the API waits for at most one part.
 """
@@ -38,11 +38,11 @@ POLL_INTERVAL_S = 3.0
 POLL_INTERVAL_AFTER_FAILURE_S = 10.0
 """The time between two polls while a part cannot be read.
 
-Each poll tries to read unreadable rules again, and starts a program of iptables for this. The processor time of this program is
-not part of the cost of a reading. Audits repeat the whole reading after growing pauses.
+Each poll tries to read unreadable rules again, by starting an iptables program. The processor time of the iptables program is not
+part of the cost of a reading. Audits repeat the whole reading after growing pauses.
 """
 POLL_SHARE, AUDIT_SHARE = 0.05, 0.1
-"""The share of one processor for polls of one depth, and for audits.
+"""The largest share of one processor that polls of one depth may use, and the largest share that audits may use.
 
 The longer a reading takes, the less often the kernel is read to the same depth. With 10,000 Services of 10 endpoints, a reading
 of everything takes 0.2 s on the test kernel, and any other reading takes 0.02 s.
@@ -192,7 +192,7 @@ class KernelReader:
         return (self._has_drifted or self.has_audited) and self._reading is None
 
     def take_drifted(self) -> Mapping[str, int]:
-        """The number of drifted objects found since the last call of this method, by kind."""
+        """For each kind of object: the number of drifted objects that were found since the last call of this method."""
         drifted, self._drifted = self._drifted, Counter()
         return drifted
 

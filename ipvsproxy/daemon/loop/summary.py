@@ -22,7 +22,7 @@ class SyncSummary:
     """The summary of one finished sync.
 
     ``lacking`` are the IP families that lack an object (a device, set, rule or sysctl) that all Services of the family need.
-    ``unmet_settings`` has the observed value of each indispensable sysctl whose desired value is different. ``states`` has
+    ``unmet_settings`` maps the path of each indispensable sysctl with a wrong value to the observed value. ``states`` has
     the desired state of each Service, and ``health_checks`` the answer of each health-check node port. The next sync changes the
     mappings ``states`` and ``health_checks``. ``not_in_force`` are the IP families whose traffic may still need the rules and
     sets of another proxy or backend. ``is_audit`` means that an audit was made directly before the sync. ``waited_s`` is the age

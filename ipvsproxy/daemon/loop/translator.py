@@ -46,7 +46,7 @@ class Translator:
         self._node_name = self.choices.settings.node_name
         self._known_schedulers: set[str] = set()
         self._refused: dict[ServiceName, tuple[Skipped, ...]] = {}
-        """The parts of each Service that translation has refused."""
+        """For each Service: the parts that translation has refused."""
         self._complaints: list[Complaint] = []
         self._view: view.NodeView | None = None
         self._unknown_pods: frozenset[Family] = frozenset()
@@ -92,7 +92,7 @@ class Translator:
         self._skeleton_inputs.clear()
 
     def put_node(self) -> None:
-        """Pass the addresses for node ports, and the objects that the node needs even without Services, to the reconciler."""
+        """Pass to the reconciler the addresses for node ports, and the objects that the node needs even without Services."""
         self._put_node_port_ranges(self.store.node(self._node_name))
         sysctls = [one for one in self.choices.settings.sysctls if not (one.for_tunnels and self._shared_tunnel)]
         self.reconciler.put_node(self.settings.families, sysctls, self.choices.settings.timeouts)
@@ -100,8 +100,8 @@ class Translator:
     def updating_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> Generator[None, None, view.NodeView]:
         """Create the view of the node from the addresses of its interfaces; yields after each piece of work. Returns the view.
 
-        If the view differs from the last view, all Services in the store are marked as changed at ``now``. On an address that the
-        node has lost, node ports are served for a while.
+        If the view differs from the last view, all Services in the store are marked as changed at ``now``. Node ports are still
+        served for a while on an address that the node has lost.
         """
         node = self.store.node(self._node_name)
         api_servers = self.store.api_servers.union(self._endpoints_of_api_servers())
@@ -206,7 +206,7 @@ class Translator:
                 self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))
 
     def put_skeletons(self, *, settled: bool = False) -> None:
-        """Pass the rules that are needed now, for desired objects and for objects that must still be removed, to the reconciler.
+        """Pass to the reconciler the rules that are needed now, for desired objects and for objects that must still be removed.
 
         With ``settled``, the method passes only the rules that are needed when all other objects are as desired.
         """

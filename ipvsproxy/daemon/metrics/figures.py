@@ -103,7 +103,7 @@ def growth(before: Sequence[int], now: Sequence[int]) -> Sequence[int]:
 
 
 def forgetting(known: dict[K, Any], *present: Container[K]) -> Generator[None, None, None]:
-    """Remove each entry whose key is in none of the collections ``present``; yields so that other tasks can run."""
+    """Remove each entry whose key no collection in ``present`` contains; yields so that other tasks can run."""
     gone = yield from steps.choosing(lambda key: not any(key in some for some in present), known)
     yield from steps.each(known.pop, gone)
 
@@ -148,7 +148,7 @@ class Sampler:
             while (part := await self.kernel.call(lambda _: next(parts, None))) is not None:
                 sample.counters |= part
             self._last = sample
-            # The counters take hundreds of bytes for each virtual server.
+            # The counters are forgotten soon, because they take hundreds of bytes for each virtual server.
             asyncio.get_running_loop().call_later(FRESH_S, self._forget, sample)
             return sample
 

@@ -2,8 +2,8 @@
 
 Rule 1: each series that kube-proxy has in IPVS mode exists here, with the same name, type, labels and buckets.
 Rule 2: a value that can be counted from the tables is counted at a scrape, never during a sync. Counting begins by copying
-references, so that all values belong to the same moment. Counting takes time for each object, so it pauses now and then to let
-other tasks run.
+references, so that all values belong to the same moment. Counting takes time for each object, so counting pauses now and then to
+let other tasks run.
 Rule 3: a series that an alert may use exists from the start of the process, with the value zero.
 """
 
@@ -129,7 +129,7 @@ def _as_in_go(family: metrics_core.Metric) -> metrics_core.Metric:
 
 
 class Families(Collector):
-    """A collection of metrics with fixed values, which can be added to a registry or used as a registry."""
+    """A collection of metrics with fixed values; the collection can be added to a registry, or used as a registry."""
 
     def __init__(self, families: Iterable[metrics_core.Metric] = ()) -> None:
         self.families = families

@@ -213,6 +213,7 @@ ENDPOINT_PACKETS = _counter("ipvsproxy_endpoint_packets_total", f"Packets by end
 ENDPOINT_BYTES = _counter("ipvsproxy_endpoint_bytes_total", f"Bytes by endpoint, {_IN_AND_OUT}", *_BY_ENDPOINT, "direction")
 
 ALL = tuple(value for value in vars().values() if isinstance(value, Metric))
-"""All metrics in the order of their declarations, which is the order of the page."""
+"""All metrics in the order of their declarations; the metrics page has the same order."""
 RECORDED = ALL[: ALL.index(SERVICE_CHANGES_PENDING)]
-"""The recorded metrics. The values of all other metrics are counted at a scrape."""
+"""The metrics whose values are recorded when an event, such as the end of a sync, occurs. The values of all other metrics are
+counted at a scrape."""

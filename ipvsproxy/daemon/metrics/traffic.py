@@ -35,7 +35,7 @@ LONGEST_READING_S = 5.0
 After this wait, the scrape shows the figures of the previous scrape.
 """
 LINES_AT_ONCE = 200
-"""The number of lines that are rendered at once, which is about 30 kB of text. If a page of several megabytes were rendered at
+"""The number of lines (about 30 kB of text) that are rendered at once. If a page of several megabytes were rendered at
 once, the event loop would be blocked, and each page would need new memory."""
 OTHERS = "(others)"
 """The name that the shared series of all ports beyond the limit has; no API object can have this name."""
@@ -44,7 +44,8 @@ _METRICS = {
     "service": (series.SERVICE_CONNECTIONS, series.SERVICE_PACKETS, series.SERVICE_BYTES),
     "endpoint": (series.ENDPOINT_CONNECTIONS, series.ENDPOINT_PACKETS, series.ENDPOINT_BYTES),
 }
-"""Connections, packets and bytes, in the order of ``Counters``."""
+"""The metrics of connections, packets and bytes, in the order of ``Counters``; there is one set for Services and one set for
+endpoints."""
 
 ZERO = Counters()
 
@@ -55,7 +56,7 @@ read."""
 
 
 class Ledger:
-    """The traffic totals by labels; the values of each total are in the order of ``Counters``.
+    """The traffic total for each set of labels; the values of each total are in the order of ``Counters``.
 
     At most ``limit`` label sets have separate totals. ``unlisted`` are the label sets beyond this limit, and ``others`` is their
     common total.

@@ -1,6 +1,6 @@
 """The lifetime of a process of run, --init-only or --dry-run.
 
-This module starts the process, waits, handles signals, stops the process, and reports why it ended.
+This module starts the process, waits, handles signals, stops the process, and reports why the process ended.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from ipvsproxy.daemon.http.health import Status
 FAILED = 1
 """The exit status if bindAddressHardFail is set and an address cannot be bound, or if --init-only has failed."""
 CANNOT_START = 2
-"""The exit status if this process cannot meet a requirement. Nothing was programmed."""
+"""The exit status if a requirement of this process is not met. Nothing was programmed."""
 LAST_ANSWERS_S = 0.5
-"""The time for which a stopping process still answers that it is unhealthy."""
+"""The time for which a process that is about to stop still answers requests, and reports itself as unhealthy."""
 DESCRIPTORS_INTERVAL_S = 5.0
 STOP_WITHIN_S = 1.7
 """The longest time from a signal to the end of the process, even if a call of the kernel or another program hangs."""
@@ -72,7 +72,7 @@ class Signals:
 
 
 class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
-    """Threads that need not end before the process ends.
+    """A pool of threads that need not end before the process ends.
 
     A thread of this kind may hang, for example because an iptables program hangs for a minute. If the limit of processes is
     reached, no thread can be started, and ``submit`` raises an ``OSError``, so that the caller can try again.
@@ -176,7 +176,7 @@ async def watch_descriptors() -> None:
 
 
 def lowest_free_descriptor() -> int:
-    """The lowest file descriptor that is not in use, which is at most the number of used descriptors.
+    """The lowest file descriptor that is not in use; this descriptor is at most the number of used descriptors.
 
     If all descriptors are in use, the result is the limit on descriptors.
     """

@@ -56,7 +56,7 @@ class Reloader:
         self._is_accepted = True
         """Whether the file, as last read, is in force, except for settings that need a restart."""
         self._logged: tuple[str, Config | None] | None = None
-        """The last logged failure with its configuration; None for a refused file."""
+        """The text of the last logged failure, and the configuration that could not be applied (None for a refused file)."""
         self._retry_due_s = math.inf
         self._retries = Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, dice=random.Random())  # noqa: S311 - for random delays
         self._is_asked = asyncio.Event()

@@ -61,8 +61,8 @@ T = TypeVar("T")
 def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allowed: Collection[Network]) -> list[str]:
     """Remove objects of ipvsproxy that hide the given API servers from this node.
 
-    Returns one sentence for each removal and each failed removal. If a virtual server could not be removed, its witnesses are
-    kept.
+    Returns one sentence for each removal and each failed removal. If a virtual server could not be removed, its witnesses (the
+    objects which show that it belongs to ipvsproxy) are kept.
 
     Raises:
         KernelError: the sets of the other backend could not be read.

@@ -39,7 +39,7 @@ from ipvsproxy.translate.api import decode
 
 LONGEST_LINE_BYTES = 64 << 20
 MOST_DIGITS = 20
-"""The longest resource version, which is an unsigned 64-bit number."""
+"""The largest number of digits of a resource version, which is an unsigned 64-bit number."""
 FIRST_DELAY_S = 0.8
 LONGEST_DELAY_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
@@ -176,7 +176,7 @@ class Reflector:
         self._repeated_lists = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
 
     def list_again(self, at_s: float) -> None:
-        """Request another list at the given time of ``Pace.now``, or up to ``CONFIRMATION_SPREAD_S`` later.
+        """Request another list at the given time of ``WatchPace.now``, or up to ``CONFIRMATION_SPREAD_S`` later.
 
         The next list that ends fulfils the request, even if that list began before the request. If the list does not remove the
         doubt, call this method again.

@@ -91,7 +91,7 @@ class BehindError(ApiError):
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WatchStatus:
-    """The status of the watch of one kind; its times come from ``Pace.now``.
+    """The status of the watch of one kind; its times come from ``WatchPace.now``.
 
     Only the reflector of the kind changes the status. ``connected`` says whether a watch is open now. ``listed_s`` is the time of
     the last complete list, ``contact_s`` the time of the last data from the server, and ``event_s`` the time of the last change.

@@ -37,7 +37,7 @@ from ipvsproxy.translate.api.targets import Targets
 NAMES_TIMEOUT_S = 5
 """The longest time to resolve the API server's name.
 
-If the name is not resolved in that time, only the address of the connection is known.
+If the name is not resolved in that time, the only known address of an API server is the address of the open connection.
 """
 CREDENTIALS_TIMEOUT_S = 30
 """The longest time to get credentials from files, an issuer of tokens, or a plugin; the time limit of a plugin is shorter."""
@@ -169,11 +169,11 @@ class KubernetesSource(source.Source):
             await connection.post(path, body)
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
-        """Implements the method of ``Observer``."""
+        """Implements the method of ``WatchObserver``."""
         log.info("listed", kind=kind.value, objects=objects, server=self._server)
 
     def watching(self, kind: ObjectKind) -> None:
-        """Implements the method of ``Observer``."""
+        """Implements the method of ``WatchObserver``."""
         if kind in self._failing:
             del self._failing[kind]
             log.info("watch_resumed", kind=kind.value, server=self._server)
@@ -181,7 +181,7 @@ class KubernetesSource(source.Source):
             self._messages.forget()
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        """As ``Observer``. Logs a problem once, and again every few minutes, instead of once for each kind and attempt."""
+        """As ``WatchObserver``. A problem is logged once, and again every few minutes, but not for each kind and attempt."""
         message = credentials.one_line(str(error))
         event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}
         hint = HINTS.get(error.trouble)
@@ -263,7 +263,7 @@ class HttpConnection:
         self._headers = HEADERS | ({"Authorization": token} if token else {})
 
     async def answer(self, path: str, most_bytes: int) -> tuple[int, bytes]:
-        """The status and the body of an answer, which may come from a program behind the API server.
+        """The status and the body of an answer; the answer may come from a program behind the API server.
 
         Redirects are not followed. Raises ApiError with GARBLED if the body is longer than ``most_bytes``.
         """

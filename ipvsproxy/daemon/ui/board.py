@@ -1,4 +1,4 @@
-"""The table of all Services, which follows each change, can be searched and sorted, and is divided into pages.
+"""The table of all Services; the table follows each change, can be searched and sorted, and is divided into pages.
 
 Rule 1: the table exists only while the web page has a viewer, and is built in steps.
 Rule 2: after a change, only the rows of the changed Services are built again. The result of a search is kept until a change may
@@ -112,7 +112,10 @@ def parse_query(text: str) -> Query:
 
 
 class Selection(NamedTuple):
-    """The rows that a viewer requests, and the order of the rows. ``page`` is the number of the page, which starts at 1."""
+    """The rows that a viewer requests, and the order of the rows.
+
+    ``page`` is the number of the page; the first page has number 1.
+    """
 
     query: Query = Query()
     sort: str = "name"
@@ -273,7 +276,7 @@ class Board:
 
 
 class Troubles:
-    """The problems of Services that this node knows, in addition to the problems that follow from the Service object."""
+    """The problems that this node has found with Services, apart from the problems that follow from the Service objects alone."""
 
     def __init__(self, survey: Survey) -> None:
         self._survey = survey

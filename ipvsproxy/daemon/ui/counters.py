@@ -300,7 +300,7 @@ class CounterFollower:
         self._wake = asyncio.Event()
         self._sampled_s: float | None = None
         self._read = 0
-        """The virtual and real servers that were read since the last reading began."""
+        """The number of virtual and real servers that were read since the last reading began."""
         self._opened: dict[ServiceName, Opened] = {}
         self._shown: dict[ServiceName, float] = {}
         self._is_readable = True

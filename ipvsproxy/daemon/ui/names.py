@@ -26,7 +26,7 @@ BURST, REFILL_S = 16, 0.5
 """The rate limit of all readings: the number of readings that may begin at once, and the seconds before each further reading."""
 MOST_AT_ONCE, MOST = 8, 32
 """The largest number of Services whose names one answer contains, and the largest number of Services whose names are kept.
-Viewers do not evict each other's names."""
+The second number is larger, so that several viewers do not evict each other's names."""
 MOST_FORMER = 1000
 """The largest number of former endpoints whose names are kept, because the names are needed for draining endpoints and for
 events."""
@@ -38,8 +38,8 @@ ReadTargets = Callable[[ServiceName], Awaitable[Targets]]
 class _SliceReading:
     """The last reading of the names for one Service.
 
-    ``slices`` are the EndpointSlices at the beginning of the reading, which show whether the Service has changed since the
-    reading.
+    ``slices`` are the EndpointSlices at the beginning of the reading; these EndpointSlices show whether the Service has changed
+    since then.
     """
 
     slices: tuple[EndpointSlice, ...] = ()

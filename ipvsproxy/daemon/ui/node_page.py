@@ -25,7 +25,8 @@ LENGTH_S = 900.0
 POINTS = 450
 """The largest number of points in the history; one point is added every two seconds."""
 SHORT_S = 5.0
-"""Two successive intervals that are shorter than this are merged, because the kernel adds up its counters every two seconds."""
+"""Two successive intervals that are shorter than this time are merged, because the kernel adds up its counters every two
+seconds."""
 
 
 class Point(msgspec.Struct, frozen=True, gc=False, array_like=True, rename="camel"):
@@ -354,7 +355,7 @@ def _failure(outcome: Outcome) -> str:
 
 
 def _sentence(summary: SyncSummary, endpoints: str) -> str:
-    """The changes of a sync as text, which describes each of ``endpoints`` and counts all other kernel objects."""
+    """The changes of a sync as text; the text describes each of ``endpoints``, and counts all other kernel objects."""
     report, names = summary.report, summary.changes.services
     parts = [endpoints] if endpoints else [f"{len(names):,} Services changed"] if len(names) > 1 else []
     is_told = endpoints and sum(number for (_, kind), number in report.done.items() if kind == "real_server") == len(

@@ -33,7 +33,7 @@ class Keep:
 class Flows(ReconciledKind[Flow, Keep, frozenset[RealServerKey]]):
     """The tracked flows of UDP and SCTP frontends.
 
-    The observed side of the table holds the real servers that the last cleaning kept.
+    The observed side of the table holds the real servers whose flows the last cleaning kept.
     """
 
     classes: ClassVar[tuple[type, ...]] = (FlowCleaning,)
@@ -44,7 +44,7 @@ class Flows(ReconciledKind[Flow, Keep, frozenset[RealServerKey]]):
         return desired.owner
 
     def differs(self, desired: Keep, observed: frozenset[RealServerKey]) -> bool:
-        """Whether the last cleaning kept a real server that must not answer any longer."""
+        """Whether the last cleaning kept the flows of a real server that must not answer any longer."""
         return not observed <= desired.real_servers
 
     def desiring(

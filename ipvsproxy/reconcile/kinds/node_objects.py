@@ -84,7 +84,10 @@ class Sysctls(ReconciledKind[str, Sysctl, str]):
 
 
 class IpvsTimeouts(ReconciledKind[str, Timeouts, Timeouts]):
-    """The IPVS timeouts, which only ``Observer.note_timeouts`` can read."""
+    """The IPVS timeouts.
+
+    No ``Observation`` contains the timeouts; ``Reconciler.note_timeouts`` passes the observed timeouts to this kind.
+    """
 
     classes: ClassVar[tuple[type, ...]] = (Timeouts,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.TIMEOUTS}
@@ -157,7 +160,7 @@ class Rules(ReconciledKind[Family, Skeleton, ObservedSkeleton]):
     def differences(self) -> Iterator[Difference]:
         """Yields one difference for each chain that differs, and for each jump that differs.
 
-        The difference of a chain of ipvsproxy names the first rule that differs.
+        If a chain of ipvsproxy has other rules than desired, the difference names the first rule that differs.
         """
         for family, desired in ((one, self.objects.desired[one]) for one in self.objects.pending):
             observed = self.objects.observed.get(family) or ObservedSkeleton(family=family, chains={}, jumps=frozenset())

@@ -48,7 +48,7 @@ _NOTHING = ServiceState(owner=NODE_OWNER)
 
 
 class NodeTables:
-    """The desired and the observed state of the node, by kind of kernel object."""
+    """The desired and the observed state of the node, in one or more tables for each kind of kernel object."""
 
     def __init__(
         self,
@@ -64,11 +64,12 @@ class NodeTables:
         self.states: Mapping[ServiceName, ServiceState] = self._states
         """The desired state of each Service."""
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
-        """The entries of Services that do not own all of their virtual servers, and so have fewer entries than in their state."""
+        """The desired set entries of each Service that does not own all virtual servers of its state, and that therefore desires
+        only some of the entries of its state."""
         self.restricting: dict[ServiceName, ServiceState] = {}
-        """The Services with virtual servers whose source ranges do not include this node."""
+        """The desired state of each Service that has a virtual server whose source ranges do not include this node."""
         self.in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
-        """The virtual servers that the desired rules of a family name one by one."""
+        """For each family: the virtual servers that have a rule of their own among the desired rules."""
         self.unequal: dict[Table[Any, Any, Any], None] = {}
         """The tables with pending or surplus keys: usually none of about 50 tables."""
         self.drains, self.is_excluded, self.is_served = drains, is_excluded, is_served
@@ -88,7 +89,7 @@ class NodeTables:
             of_routes,
             self.of_flows,
         )
-        """All kinds. A new kind needs a module in this room, and a driver in ``kernel``."""
+        """All kinds. A new kind needs a module in the package ``kinds``, and a driver in the package ``kernel``."""
         self.by_class: Mapping[type, ReconciledKind[Any, Any, Any]] = {item: one for one in self.kinds for item in one.classes}
         self.virtual_servers = self.of_virtual_servers.objects
         self.entries = self.of_entries.by_set
@@ -98,10 +99,10 @@ class NodeTables:
             BoundAddresses: self.addresses,
             LocalRoutes: self.routes,
         }
-        """The tables of both bindings, by which service addresses become local. Each desired address is in only one of the two
-        tables."""
+        """The tables of the two kinds of objects that make service addresses local: addresses on the device, and local routes.
+        Each desired address is in only one of the two tables."""
         self.local: Container[Address] = collections.ChainMap(self.addresses.observed, self.routes.observed)
-        """The observed service addresses of both bindings."""
+        """The observed service addresses on the device and in local routes."""
         self.sets = of_sets.objects
         self.devices = of_devices.objects
         self.sysctls = self.of_sysctls.objects
@@ -111,7 +112,8 @@ class NodeTables:
         self.health_checks: Table[HealthCheckPort, HealthCheck, bool] = Table(
             lambda check: check.owner, lambda _desired, _observed: False, always
         )
-        """Only the desired side is used, since a listener is not a kernel object. The table is never in ``unequal``."""
+        """The desired health-check node ports. Only the desired side of this table is used, because a listener is not a kernel
+        object, so the table is never in ``unequal``."""
         self.scopes = Scopes(self.virtual_servers, self.entries, self.sets, self.putting)
         """Second scopes of external addresses."""
         self.slow_starts = SlowStarts(self.virtual_servers, self._putting)

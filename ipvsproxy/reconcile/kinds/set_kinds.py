@@ -34,11 +34,11 @@ _STAGES: Mapping[tuple[Verb, str], Stage] = (
     | {(Verb.ADD, name): Stage.MARKS for name in ownership.SCOPE_SETS}
     | {(Verb.REMOVE, name): Stage.MARK_REMOVALS for name in ownership.SCOPE_SETS}
 )
-"""The stages of entries of some sets, which differ from the stages of all other entries."""
+"""The stages of the entries of some sets; the entries of all other sets have other stages."""
 
 
 class Entries(PresenceKind[SetEntry]):
-    """The entries of all sets, by the set's name."""
+    """The entries of all sets; there is one table for each set."""
 
     classes: ClassVar[tuple[type, ...]] = (SetEntries,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.ENTRIES, Verb.REMOVE: Stage.ENTRY_REMOVALS}
@@ -57,7 +57,7 @@ class Entries(PresenceKind[SetEntry]):
         return (SetEntries(self.names[table], keys),)
 
     def stage(self, operation: Operation) -> Stage:
-        """The stage of an operation on entries, which depends on the set of the entries."""
+        """The stage of an operation on entries; the stage depends on the set of the entries."""
         verb, item = operation
         assert isinstance(item, SetEntries)  # noqa: S101 - all items of this kind are ``SetEntries``
         return _STAGES.get((verb, item.set)) or self.stages[verb]

@@ -3,7 +3,7 @@
 Rule 1: a virtual server with source ranges is added only after the ranges are in the kernel.
 Rule 2: real servers are added only after the undesired entry that exempts their traffic from masquerading has been removed (see
 ``set_kinds.py``).
-Rule 3: a virtual server by firewall mark is added only when the kernel has its witness, which is a set entry. A virtual server by
+Rule 3: a virtual server by firewall mark is added only when the kernel has the set entry that is its witness. A virtual server by
 firewall mark gets its real servers in a later plan, after the kernel has added the virtual server. If another program makes a
 virtual server by the same firewall mark in the meantime, ipvsproxy does not change that virtual server. The virtual server of a
 mark does not change while an undesired entry gives the mark to packets, because these packets may be for another Service.
@@ -87,8 +87,8 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         self._now = now
         self._added: set[VirtualServerKey] = set()
         self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
-        """The virtual servers to compare after the plan. After a weight has changed, each of these virtual servers has a separate
-        copy of its weights."""
+        """The keys of the virtual servers to compare with their desired state after the plan. The value is a separate copy of the
+        observed weights if the plan has changed single weights; otherwise None."""
         self.gone_with = 0
         """The number of real servers that this plan has removed together with their virtual server."""
 

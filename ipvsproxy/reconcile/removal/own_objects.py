@@ -69,9 +69,9 @@ def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -
     """The part of a cleanup that removes only objects that kube-proxy does not know.
 
     The objects that kube-proxy knows, and their connections, are left to kube-proxy. The objects that kube-proxy knows are
-    virtual servers with an address, ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. The rules in
-    ``todo`` depend on the skeletons that were passed to ``plan``. A service address that is local by a route becomes an address
-    of ``kube-ipvs0``.
+    virtual servers with an address, ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. The caller limits
+    the rules in ``todo`` by the skeletons that it passes to ``plan``. A service address that is local by a route becomes an
+    address of ``kube-ipvs0``.
     """
 
     def goes(operation: Operation) -> bool:

@@ -199,12 +199,12 @@ class Scopes:
         self._changed: dict[ServiceName, None] = {}
         """The Services whose ports may have begun or ceased to need a mark."""
         self._recalls = True
-        """Whether the marks of the kernel's entries take precedence when marks are given the next time."""
+        """Whether, when marks are next given, a Service port gets the mark that its entries in the kernel already have."""
         self._closing: dict[FirewallMark, None] = {}
-        """The virtual servers that no Service desires, while they drain."""
+        """The virtual servers by firewall mark that no Service desires and that still drain."""
         self._refused: set[FirewallMark] = set()
-        """Virtual servers of other programs, while a set entry of ipvsproxy wrongly shows that these virtual servers belong to
-        ipvsproxy."""
+        """Virtual servers of other programs that seem to belong to ipvsproxy, because ipvsproxy has a set entry with their
+        mark."""
 
     def resolve(self, name: ServiceName, state: ServiceState | None) -> ServiceState | None:
         """Adds virtual servers by firewall mark, and the set entries that mark packets, to a Service's state.

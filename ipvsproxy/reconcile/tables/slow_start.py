@@ -38,7 +38,7 @@ def next_step_s(elapsed_s: float, own: int, duration_s: float) -> float:
 
 
 def elapsed_at(weight: int, own: int, duration_s: float) -> float:
-    """The shortest time after which an endpoint has at least the given weight, which is between 1 and the full weight."""
+    """The shortest time after which an endpoint has at least the given weight; this weight is between 1 and the full weight."""
     steps = _steps(own)
     done = next(number for number in range(steps + 1) if 1 + (own - 1) * number // steps >= weight)
     return done * duration_s / steps

@@ -39,14 +39,15 @@ class Drain:
 class Drains:
     """All draining real servers.
 
-    A drain has one of three states: its real server has connections, or waits for capacity without connections, or may be
-    removed.
+    Each drain is in one of three states. Its real server has connections; or has no connections, but must wait for capacity on
+    the kernel's list; or may be removed.
     """
 
     def __init__(self) -> None:
         self._drains: dict[VirtualServerKey, dict[RealServerKey, Drain]] = {}
         self._waiting: collections.OrderedDict[Drain, None] = collections.OrderedDict()
-        """Drains without connections that wait for room; the drain that began to wait first comes first."""
+        """Drains without connections that wait for capacity on the kernel's list; the drain that began to wait first comes
+        first."""
         self._over: set[Drain] = set()
         self._due_s: dict[VirtualServerKey, float] = {}
         self._by_due: list[tuple[float, int, VirtualServerKey]] = []

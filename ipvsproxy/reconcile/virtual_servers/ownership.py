@@ -97,9 +97,9 @@ def owned_virtual_servers(
 
     ``local`` are the addresses on ``kube-ipvs0`` and the addresses to which ipvsproxy's local routes lead. ``host_addresses`` are
     the addresses of this host on interfaces other than ``kube-ipvs0``. If ipvsproxy's set has a node port, the virtual server of
-    that port belongs to ipvsproxy on each host address in ``node_port_ranges``. Loopback addresses never count, and IPv6
-    link-local addresses do not count in a range of all addresses. ``left_behind`` has all observed virtual servers if a virtual
-    server on an address without node ports may belong to ipvsproxy; otherwise ``left_behind`` is empty.
+    that port belongs to ipvsproxy on each host address in ``node_port_ranges``. Loopback addresses never count as such host
+    addresses, and IPv6 link-local addresses do not count in a range of all addresses. ``left_behind`` has all observed virtual
+    servers if a virtual server on an address without node ports may belong to ipvsproxy; otherwise ``left_behind`` is empty.
     """
 
     def serves(address: Address) -> bool:

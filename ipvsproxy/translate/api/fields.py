@@ -88,7 +88,7 @@ _FLAGS: Mapping[str, int] = {
     **dict.fromkeys(("fallback", "flag-1", "sh-fallback", "mh-fallback"), SCHEDULER_FALLBACK),
     **dict.fromkeys(("port", "flag-2", "sh-port", "mh-port"), SCHEDULER_PORT),
 }
-"""The scheduler flags by our names, by kube-router's names, and by ipvsadm's names."""
+"""The scheduler flags; a key is our name, kube-router's name or ipvsadm's name of a flag."""
 
 
 class _Given(NamedTuple):

@@ -29,7 +29,7 @@ class Target(NamedTuple):
 
 
 Targets = Mapping[tuple[ServiceName, RealServerKey], Target]
-"""The targets by Service, and by address and port of the endpoint."""
+"""The target of each endpoint; the key is the Service, and the address and port of the endpoint."""
 
 
 class _Reference(schema.Schema, frozen=True):

@@ -320,7 +320,7 @@ class Translation:
             self.refused.append(key)
 
     def _add_flows(self, port: ServicePort, endpoints: Endpoints) -> None:
-        """Add the tracked flows of a port, which must be cleaned because flows outlive their endpoint.
+        """Add the tracked flows of a port; these flows must be cleaned, because a flow outlives its endpoint.
 
         If no endpoint serves, the flows are not cleaned.
         """

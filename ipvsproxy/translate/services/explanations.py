@@ -28,10 +28,10 @@ class NotUsed(NamedTuple):
 class EndpointUse(NamedTuple):
     """One endpoint at one service port.
 
-    ``internal`` is the reason why the endpoint gets no traffic to the cluster IP, and ``external`` is the reason for traffic to
-    all other addresses. A reason of None means that the endpoint gets the traffic. ``cluster`` is the reason for traffic from
-    clients of this node to addresses with a second scope. ``port`` is 0 if the endpoint's EndpointSlice has no port for the
-    service port.
+    ``internal``, ``external`` and ``cluster`` are the reasons why the endpoint gets no traffic of one kind; a reason of None
+    means that the endpoint gets this traffic. ``internal`` is about traffic to the cluster IP, and ``external`` about traffic to
+    all other addresses. ``cluster`` is about traffic from clients of this node to addresses with a second scope. ``port`` is 0 if
+    the endpoint's EndpointSlice has no port for the service port.
     """
 
     slice: EndpointSliceName

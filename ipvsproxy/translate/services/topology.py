@@ -17,13 +17,14 @@ from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights
 from ipvsproxy.model.service import Conditions, EndpointSlice, ServicePort
 
 Endpoints = Mapping[bytes, Conditions]
-"""The endpoints of a service port, by the bytes of the real server's key; each address occurs only once."""
+"""The conditions of each endpoint of a service port; the key has the bytes of the real server's key. Each address occurs only
+once."""
 SlicesByPort = Mapping[tuple[str, Protocol], Sequence[tuple[EndpointSlice, int]]]
-"""The EndpointSlices by the name and protocol of a port, each slice with the number of that port in the slice."""
+"""The EndpointSlices that have a port, each with the number of the port in the slice; the key is the port's name and protocol."""
 
 
 def slices_by_port(slices: Iterable[EndpointSlice]) -> SlicesByPort:
-    """The EndpointSlices that have a port with a given name and protocol, each with the number of the port."""
+    """For each port name and protocol: the EndpointSlices that have such a port, each with the port's number in the slice."""
     by_port: dict[tuple[str, Protocol], list[tuple[EndpointSlice, int]]] = {}
     for item in slices:
         for one in item.ports:
