@@ -73,7 +73,7 @@ def laboratory() -> Iterator[lab.Lab]:
 
 @pytest.fixture
 def new_network_namespace() -> Iterator[Callable[[], None]]:
-    """Each call moves the test's thread to a new network namespace. Its only interface is lo, and this interface is up.
+    """Each call moves the test's thread to a new network namespace. The only interface of the new namespace is lo, which is up.
 
     Each thread has a current network namespace. Threads and processes that the test starts after the call are in the new
     namespace. Threads that already run, such as threads of a session-wide fixture, stay in the old namespace, and so do their

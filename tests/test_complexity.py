@@ -91,7 +91,7 @@ def deliver_slice(served: MemoryNode, number: int, endpoints: int) -> None:
 
 @pytest.fixture(name="wire", params=[Backend.IPTABLES, Backend.NFTABLES])
 def _wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Wire]:
-    """A function that creates a kernel, which encodes set entries for the backend of this test run."""
+    """A function that creates an in-memory kernel; this kernel encodes set entries for the backend of this test run."""
     return lambda: Wire(monkeypatch, request.param)
 
 
@@ -185,8 +185,8 @@ async def test_the_objects_of_a_first_list_are_sent_to_the_kernel_in_few_large_m
 
 SHORT, LONG = 16, 48
 MOST_GROWTH = 1.1 * LONG * math.log(LONG) / (SHORT * math.log(SHORT))
-"""The largest growth of the number of lines from the length ``SHORT`` to ``LONG``: ten percent more than the growth of n log
-n."""
+"""The largest factor by which the number of lines may grow from the length ``SHORT`` to ``LONG``: the growth of n log(n), plus
+ten percent."""
 SHARE = 0.02
 """A function is checked only if it executes at least this share of all lines. A function with quadratic cost soon has this share,
 and a function with a constant number of lines never has it."""
@@ -354,7 +354,8 @@ LONG_FIELDS: Mapping[str, Callable[[int], list[Item]]] = {
         sliced(ports=n),
     ],
 }
-"""For each field of a Service, an EndpointSlice and a Node that may be long: a function that makes objects with n such values."""
+"""For each field that may be long in a Service, an EndpointSlice or a Node: a function that makes objects with n values in the
+field."""
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ UNCHANGED_S = 15.0
 """A state that differs from the recording counts as final if it has not changed for this time."""
 
 ATTEMPTS = 6
-"""The number of requests of a probe, which is large enough to reach every endpoint at least once."""
+"""The number of requests of a probe; so many requests reach every endpoint at least once."""
 
 State = dict[str, Any]
 
@@ -132,10 +132,10 @@ def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, St
 
 
 def _settle(world: golden_fixtures.World, running: program.Program, profile: str, phase: str) -> State:
-    """Wait until the state equals the recording, or no longer changes and no real server drains; returns the state.
+    """Wait for a state that equals the recording, or that stays the same while no real server drains; returns this state.
 
-    The programs of a reading run one after the other, while a sync may continue. The second scopes must be there, too, because a
-    sync programs them last.
+    The programs of a reading run one after the other, while a sync may continue. A state equals the recording only if the second
+    scopes exist, too, because a sync programs the second scopes last.
     """
     recorded = _recording(profile, phase)
     recorded_scopes = dict(_recorded_scopes(world, recorded)) if profile in SCOPED else {}
@@ -159,7 +159,7 @@ def _settle(world: golden_fixtures.World, running: program.Program, profile: str
     answers: State = {}
 
     def is_readable() -> bool:
-        """Whether health reports no unreadable part, because a poll on a busy machine may not wait for a slow program."""
+        """Whether the health answer names no unreadable part; a part is unreadable if a poll gave up a slow program."""
         nonlocal answers
         answers = golden_http.read_answers(recorded)
         return "unreadable" not in str(answers["health"])
@@ -205,7 +205,7 @@ def test_exactly_the_recorded_services_with_external_traffic_policy_local_have_s
 
 
 def _recorded_scopes(world: golden_fixtures.World, recorded: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Each recorded external virtual server with policy Local, and the recorded endpoints of its Service's cluster IP."""
+    """Pairs: a recorded external virtual server with policy Local, and the recorded endpoints of its Service's cluster IP."""
     for service in world.services():
         spec = service["spec"]
         if spec.get("externalTrafficPolicy") != "Local":
@@ -231,7 +231,7 @@ def _recorded_endpoints(recorded: Mapping[str, Any], server: str) -> frozenset[s
 
 
 def _observed_scopes(state: State) -> Iterator[tuple[str, frozenset[str] | None]]:
-    """Each address and port whose packets get a mark, and the endpoints of the mark's virtual server (None if it is missing)."""
+    """Pairs: a destination whose packets get a mark, and the endpoints of the mark's virtual server (None if it is absent)."""
     for family in Family:
         for mark, members in scope_rows.marks_of(state["ipsets"], family).items():
             server = scope_rows.server_row(mark, family)

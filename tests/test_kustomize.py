@@ -159,7 +159,7 @@ def test_the_overlay_beside_kube_proxy_has_its_own_name_labels_and_ports_and_doe
 
 
 def own_configuration(objects: list[Object]) -> Mapping[str, str]:
-    """The settings in the built objects of the overlay own-configuration, by their names in cluster.env."""
+    """The settings in the built objects of the overlay own-configuration; the key is the name of the setting in cluster.env."""
     built = {item["kind"]: item for item in objects}
     daemon_set, config_map = built["DaemonSet"], built["ConfigMap"]
     volumes = {volume["name"]: volume for volume in daemon_set["spec"]["template"]["spec"]["volumes"]}

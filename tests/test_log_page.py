@@ -60,7 +60,8 @@ class Module:
     def events(self, call: ast.Call) -> list[str]:
         """The events that a call logs.
 
-        The result is empty if the event is a parameter of the surrounding function. Then the calls of that function are checked.
+        The result is empty if the event is a parameter of the surrounding function. In this case, the calls of the surrounding
+        function are checked.
         """
         given = [part for one in call.args for part in ((one.body, one.orelse) if isinstance(one, ast.IfExp) else (one,))]
         literal = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
@@ -78,7 +79,7 @@ class Module:
 
 
 def _is_logger(node: ast.AST) -> bool:
-    """Whether an argument is a method of the logger; a function that limits the rate of lines has such an argument."""
+    """Whether an argument is a method of the logger; functions that limit the rate of log lines take such an argument."""
     match node:
         case ast.Attribute(value=ast.Name(id="log"), attr=level):
             return level in LEVELS

@@ -148,11 +148,11 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
 
 
 CHOSEN = {"cluster": "one", "job": "|".join(sorted(JOBS)), "node": "worker-1", "namespace": "default", "service": "web"}
-"""For each variable of the dashboard, the choice of all values that exist here."""
+"""For each variable of the dashboard, a value that selects all series of this test."""
 
 
 def filled(expression: str, chosen: str | None) -> str:
-    """An expression in which ``chosen`` replaces every variable; if ``chosen`` is None, the values of ``CHOSEN`` replace them."""
+    """The expression with ``chosen`` in place of every variable, or with the values of ``CHOSEN`` if ``chosen`` is None."""
     return re.sub(r"\$(\w+)", lambda name: chosen or CHOSEN[name[1]], expression.replace("$__rate_interval", "30s"))
 
 

@@ -35,12 +35,12 @@ keys = st.sampled_from(KEYS)
 
 
 def nested(kind: int, *fields: tuple[int, bytes]) -> bytes:
-    """An attribute that contains attributes."""
+    """A netlink attribute that contains other netlink attributes."""
     return fake_netlink.attribute(kind, b"".join(fake_netlink.attribute(*field) for field in fields))
 
 
 class Kernel:
-    """An IPVS table that both interfaces of the kernel show. The part of a family in ``failing`` cannot be read."""
+    """An IPVS table that the kernel shows through both interfaces. A reading fails for each family in ``failing``."""
 
     def __init__(self) -> None:
         self.older = Table()

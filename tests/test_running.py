@@ -72,7 +72,10 @@ conntrack: {maxPerCore: 0}
 
 
 class Started(Program):
-    """A program that a signal can stop. Another command may start it, and another function may replace its main function."""
+    """A program that a signal can stop.
+
+    If given, the command ``by`` starts the program, and the function ``main`` replaces the program's main function.
+    """
 
     def __init__(
         self,

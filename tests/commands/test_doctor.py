@@ -80,7 +80,7 @@ NAMESAKE = dataclasses.replace(left_tables.LEFT, maps=frozenset())
 
 
 def _all(*flags: str, **facts: Any) -> list[Finding]:
-    """All findings on a node that has these facts, and is otherwise a node without faults."""
+    """All findings on a node that has these facts; all other facts are the facts of a node without faults."""
     return list(doctor.judge(dataclasses.replace(FINE, **facts), WANTED, loading.from_flags(*flags)))
 
 

@@ -21,7 +21,7 @@ CLUSTER, THERE = builders.frontend(builders.CLUSTER_IP, 80), builders.backend("1
 
 
 class Shadowed:
-    """A dry run on an in-memory kernel, and the metrics that it exports."""
+    """A dry run on an in-memory kernel, and the metrics that the dry run exports."""
 
     def __init__(self, kernel: FakeKernel) -> None:
         self.node: Inspected = inspected(kernel, *WEB)

@@ -1,4 +1,4 @@
-"""Like ``run``, the inspecting commands replace a missing scheduler, and request an empty first list again."""
+"""The inspecting commands behave like ``run`` if the kernel lacks the scheduler, or if the first list of objects is empty."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -36,7 +36,7 @@ async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
     ("state", "used"),
     [(state, "rr" if state is ModuleState.MISSING else "wlc") for state in ModuleState],
 )
-async def test_like_run_inspecting_commands_replace_a_scheduler_that_is_missing_from_the_kernel(
+async def test_inspecting_commands_replace_a_scheduler_that_is_missing_from_the_kernel_as_run_does(
     monkeypatch: pytest.MonkeyPatch, state: ModuleState, used: str
 ) -> None:
     asked: list[str] = []

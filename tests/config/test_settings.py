@@ -26,7 +26,7 @@ def test_the_settings_have_only_families_and_a_scheduler_that_the_host_supports(
     assert (chosen.settings.node_name, chosen.settings.sysctls) == ("node-a", (Sysctl("a", "1"),))
 
 
-def test_the_kernel_settings_depend_on_options_on_the_kernel_version_and_on_the_number_of_processors() -> None:
+def test_the_kernel_settings_depend_on_the_kernel_version_the_number_of_processors_and_the_options() -> None:
     config = loading.from_flags("--ipvs-strict-arp", "--ipvs-sysctls=sloppy_sctp=1")
     found = {one.path: one.value for one in config.sysctls((5, 4), processors=8)}
     assert found["net/ipv4/conf/all/arp_ignore"] == found["net/ipv4/vs/sloppy_sctp"] == "1"
@@ -36,9 +36,7 @@ def test_the_kernel_settings_depend_on_options_on_the_kernel_version_and_on_the_
 @pytest.mark.parametrize(
     ("flags", "percent"), [([], 50), (["--mass-deletion-guard=20"], 20), (["--manifests=/x", "--mass-deletion-guard=20"], 0)]
 )
-def test_first_lists_from_a_directory_need_no_confirmation_unlike_lists_from_an_api_server(
-    flags: list[str], percent: int
-) -> None:
+def test_the_guard_against_incomplete_lists_is_off_for_a_directory_of_manifests(flags: list[str], percent: int) -> None:
     assert loading.from_flags(*flags).guard_percent == percent
 
 

@@ -78,7 +78,7 @@ def test_even_weights_are_equal_only_to_mappings_and_cannot_be_hashed() -> None:
     assert repr(packed) == "EvenWeights({RealServerKey('10.0.0.1:8080'): 1})"
 
 
-def test_plain_turns_packed_weights_into_a_dictionary_and_returns_a_dictionary_unchanged() -> None:
+def test_the_function_plain_turns_packed_weights_into_a_dictionary_and_returns_a_dictionary_unchanged() -> None:
     key = builders.backend("10.0.0.1")
     uneven = {key: 7}
     assert plain(uneven) is uneven

@@ -23,7 +23,7 @@ from ipvsproxy.translate.translation_settings import Binding, Settings, TrafficS
 from tests.support import builders, fake_kernel
 
 MOST_ROUNDS = 12
-"""The most plans of one sync; a sync with more plans would never end."""
+"""The largest number of plans in one sync; a sync that needs more plans would never end."""
 SYSCTL = Sysctl("net/ipv4/vs/conntrack", "1")
 TIMEOUTS = Timeouts(900, 120, 300)
 
@@ -170,7 +170,7 @@ def lets_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey, source: str) 
 
 
 def lets_node_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey) -> bool:
-    """Whether the node itself reaches a virtual server; its packets have the virtual server's address as their source."""
+    """Whether the node itself reaches a virtual server; the source of the node's packets is the virtual server's address."""
     out = kernel.chains[key.address.family].get(ChainKey("filter", skeleton.IPVS_OUT_FILTER), ())
     is_dropped = any(isinstance(rule, Rule) and rule.virtual_server == key and rule.target is Verdict.DROP for rule in out)
     return lets_in(kernel, key, str(key.address)) and not is_dropped

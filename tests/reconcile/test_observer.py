@@ -168,7 +168,7 @@ def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, Observe
     at_once(node.reconciler.observer.observing(Observation(some_virtual_servers=told), node.now))
 
 
-def test_a_virtual_server_missing_from_an_audit_counts_as_gone_unless_written_during_the_audit() -> None:
+def test_a_virtual_server_that_an_audit_does_not_show_counts_as_gone_unless_it_was_written_during_the_audit() -> None:
     node = running("10.244.0.1")
     node.put(
         builders.service("other", cluster=["10.96.0.7"]),

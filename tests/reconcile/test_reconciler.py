@@ -49,7 +49,7 @@ def test_a_restart_without_changes_only_repeats_operations_whose_result_cannot_b
     assert [str(operation) for operation in node.sync()] == ["set timeouts timeouts 900 120 300"]
 
 
-def test_a_copy_of_a_set_left_by_a_killed_process_is_removed_once_each_time_it_appears() -> None:
+def test_a_set_copy_that_a_killed_process_left_behind_is_removed_once_each_time_it_appears() -> None:
     node = running("10.244.0.1")
     for _ in range(2):
         node.kernel.set_copy = True
@@ -60,7 +60,7 @@ def test_a_copy_of_a_set_left_by_a_killed_process_is_removed_once_each_time_it_a
 
 
 @pytest.mark.checklist(72, 74)
-def test_a_deleted_service_leaves_no_objects_behind_and_its_virtual_server_goes_first_and_its_rules_last() -> None:
+def test_all_objects_of_a_deleted_service_are_removed_the_virtual_server_first_and_the_rules_last() -> None:
     node = running("10.244.0.1")
     before = dict(node.kernel.chains[Family.IPV4])
     node.remove("web")
@@ -113,7 +113,7 @@ CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUB
         ({CHAIN: (DROP,), ChainKey("nat", "KUBE-MARK-MASQ"): (DROP,)}, False),
     ],
 )
-def test_while_services_lack_desired_states_rules_are_written_only_if_no_rule_is_removed(
+def test_a_plan_limited_to_additions_writes_rules_only_if_no_rule_is_removed(
     observed: Mapping[ChainKey, tuple[Rule, ...]] | None, *, is_planned: bool
 ) -> None:
     reconciler = Reconciler(Policy())
@@ -127,7 +127,7 @@ def test_while_services_lack_desired_states_rules_are_written_only_if_no_rule_is
     assert at_once(reconciler.planning(0)) == [Operation(Verb.SET, desired_state)]
 
 
-def test_while_services_lack_desired_states_no_rules_are_written_to_an_unread_table() -> None:
+def test_a_plan_limited_to_additions_writes_no_rules_to_an_unread_table() -> None:
     reconciler = Reconciler(Policy())
     desired = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP,)}, jumps=())
     reconciler.put_skeleton(desired)
@@ -182,7 +182,7 @@ def test_existing_real_servers_stay_observed_when_all_desired_real_servers_are_a
 
 
 @pytest.mark.checklist(102)
-def test_flows_are_cleaned_at_the_first_endpoint_and_after_a_restart_but_not_for_further_endpoints() -> None:
+def test_flows_are_cleaned_when_the_first_endpoint_appears_and_after_a_restart_but_not_for_later_endpoints() -> None:
     node = simulation.SimulatedNode()
     cleanings = []
     for change in (dns(), dns("10.244.0.1"), dns("10.244.0.1", "10.244.0.2"), dns()):

@@ -88,7 +88,7 @@ def test_if_the_addition_of_one_of_several_real_servers_fails_only_this_addition
     assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServers.of(KEY, refused))]
 
 
-def test_additions_of_real_servers_whose_answers_are_lost_count_as_failed_and_are_retried_together() -> None:
+def test_additions_of_real_servers_without_an_answer_of_the_kernel_count_as_failed_and_are_retried_together() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1", "10.244.0.2"))
     operations = node.plan()

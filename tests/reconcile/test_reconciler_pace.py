@@ -27,7 +27,7 @@ def put(node: simulation.SimulatedNode, addresses: list[str], name: str = "web",
 
 
 def after_replacement() -> simulation.SimulatedNode:
-    """A node on which ten real servers have just replaced ten others; each of the others is removed or waits for its removal."""
+    """A node on which ten new real servers have just replaced ten old ones; each old one is removed or waits for its removal."""
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     put(node, POOL[10:20])

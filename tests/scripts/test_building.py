@@ -281,14 +281,14 @@ def test_setup_prints_the_missing_packages_on_a_distribution_other_than_debian(
     assert "is this Debian 12, with the packages user-mode-linux and linux-source-6.1?" in capfd.readouterr().err
 
 
-def test_the_kernel_configuration_is_debians_with_nf_tables_for_both_families() -> None:
+def test_the_kernel_has_debians_configuration_and_nf_tables_for_both_families() -> None:
     lines = building.configured(CONFIGURATION).splitlines()
     assert len({line.removeprefix("# ").replace(" ", "=").split("=")[0] for line in lines}) == len(lines), "each option once"
     assert {"CONFIG_NF_TABLES_IPV4=y", "CONFIG_NF_TABLES_IPV6=y", "CONFIG_XFS_FS=n"} <= set(lines)
     assert {"CONFIG_XFS_FS_QUOTA=y", "CONFIG_NET=y"} <= set(lines)
 
 
-def test_from_directories_that_are_never_compiled_only_configuration_files_are_unpacked(
+def test_only_configuration_files_are_unpacked_from_directories_that_are_never_compiled(
     machine: Machine, tmp_path: pathlib.Path
 ) -> None:
     building.unpack(tmp_path / "tree", tmp_path / "log")

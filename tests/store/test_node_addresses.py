@@ -106,7 +106,7 @@ def test_many_new_addresses_are_looked_up_in_one_pass() -> None:
     assert _others(_store(_service(*many), *slices)) == {address: f"node-{address}" for address in many[1:]}
 
 
-def test_an_address_is_not_found_where_its_bytes_span_two_other_addresses() -> None:
+def test_an_address_is_not_found_if_its_bytes_are_the_end_of_one_address_and_the_beginning_of_the_next() -> None:
     packed = Address(bytes([1, 9, 192, 168]))
     assert _others(_store(_service(str(packed)), _slice("192.168.0.1"))) == {}
 

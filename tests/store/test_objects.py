@@ -40,7 +40,7 @@ BAD = ServiceName("default", "bad")
 
 @pytest.fixture
 def store() -> Store:
-    """A store that knows one Service, the EndpointSlice of this Service, and this node.
+    """A store that knows one Service, the EndpointSlice of this Service, and the Node object of this node.
 
     The test has already taken all changes from the store.
     """
@@ -230,7 +230,7 @@ def test_the_trigger_time_of_an_endpoint_slice_without_a_service_is_ignored(stor
     assert store.take().triggers == ()
 
 
-def test_deleting_an_endpoint_slice_without_a_family_forgets_no_trigger_time(store: Store) -> None:
+def test_deleting_an_endpoint_slice_without_an_address_family_marks_its_service_for_translation(store: Store) -> None:
     strange = msgspec.structs.replace(builders.endpoint_slice(suffix="strange"), family=None)
     deliver(store, strange)
     store.take()
@@ -398,7 +398,7 @@ def test_a_list_that_ends_before_it_is_complete_does_not_affect_the_next_list() 
     assert (store.take(), dict(store.doubts)) == (Changes(), {})
 
 
-def test_a_list_that_empties_few_endpoint_slices_and_a_watch_that_empties_all_need_no_confirmation() -> None:
+def test_no_confirmation_is_needed_if_a_list_empties_few_endpoint_slices_or_if_a_watch_empties_all_of_them() -> None:
     store, _ = guarded_store(20)
     rest = [item for name in store.services for item in store.slices_of(name)][5:]
     deliver_list(store, *emptied(5), *rest, now=10)
@@ -562,7 +562,7 @@ def test_services_with_direct_return_are_marked_for_translation_in_steps_while_o
     assert step == 2
 
 
-def test_ends_and_sources_of_tunnels_are_computed_once_for_each_change_of_a_node(store: Store) -> None:
+def test_the_ends_and_sources_of_tunnels_are_computed_again_only_after_a_node_changes(store: Store) -> None:
     deliver(store, NODE, OTHER)
     before = store.tunnels
     deliver(store, builders.service("shop"), OTHER)

@@ -24,7 +24,7 @@ def state_of(
 
 
 def frontends(*states: ServiceState) -> set[str]:
-    """All virtual servers: ``TCP 10.96.0.10:80``."""
+    """All virtual servers, as texts such as ``TCP 10.96.0.10:80``."""
     return {str(key) for state in states for key in state.virtual_servers}
 
 

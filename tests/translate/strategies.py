@@ -73,7 +73,7 @@ ENDPOINTS = st.builds(
 
 
 def _without_contradictions(endpoints: list[Endpoint]) -> list[Endpoint]:
-    """The endpoints with each address only once; if two entries contradict each other, only their order decides."""
+    """The endpoints without duplicates of an address, because only the order would decide between two contradictory entries."""
     return list({endpoint.address: endpoint for endpoint in endpoints}.values())
 
 

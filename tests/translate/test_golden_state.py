@@ -123,7 +123,7 @@ def _health_rows(states: list[ServiceState], settings: Settings) -> Iterator[tup
 
 
 def _without_what_no_translation_shows(recorded: Mapping[str, Any]) -> State:
-    """A recording without its draining real servers, and without the ports that it found closed."""
+    """A recording without draining real servers, and without the ports that were closed at the time of the recording."""
     shown = dict(recorded)
     shown["real_servers"] = {row: value for row, value in recorded["real_servers"].items() if value["weight"]}
     listening = {row: value for row, value in recorded["health_check_node_ports"].items() if value["code"] != "refused"}

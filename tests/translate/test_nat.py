@@ -102,7 +102,7 @@ def test_each_address_with_node_ports_has_a_jump_to_the_node_port_chain() -> Non
 
 
 @pytest.mark.parametrize("masquerade_all", [False, True])
-def test_if_pods_are_recognised_by_interface_this_host_has_a_rule_unless_all_clients_are_masqueraded(
+def test_if_pods_are_recognised_by_interface_this_host_needs_a_rule_of_its_own_unless_all_clients_are_masqueraded(
     *, masquerade_all: bool
 ) -> None:
     settings = Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0", masquerade_all=masquerade_all)

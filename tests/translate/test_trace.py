@@ -129,7 +129,7 @@ def test_a_rule_for_the_interfaces_of_pods_applies_only_to_pods(client: TracedCl
     assert _follow(("KUBE-SERVICES", rules), client=client).is_masqueraded is (client is TracedClient.OUTSIDE)
 
 
-def test_the_example_pod_of_another_node_is_in_the_first_range_that_this_nodes_pods_do_not_fill() -> None:
+def test_the_trace_takes_the_pod_of_another_node_from_the_first_range_that_this_nodes_pods_do_not_fill() -> None:
     view = dataclasses.replace(builders.node_view(), pod_networks=builders.networks("10.244.0.0/24"))
     ranges = builders.networks("fd00:244::/56", "10.244.0.0/24", "10.245.0.0/24")
     found = trace.connection_of(TracedClient.OTHER_POD, CLUSTER, Settings(cluster_networks=ranges), view)

@@ -110,7 +110,7 @@ def test_direct_return_turns_on_a_tunnel_for_each_family_and_turns_off_reverse_p
     assert all(item.for_tunnels for item in direct_return_sysctls(frozenset(Family))), "only behind the rules"
 
 
-def test_the_record_of_all_settings_of_direct_return_fits_into_an_alias() -> None:
+def test_the_record_of_all_settings_of_direct_return_fits_into_the_alias_of_a_device() -> None:
     former = {one.path: "0x1081" for one in direct_return_sysctls(frozenset(Family))}
     assert len(render_record(former)) < 256
     assert parse_record(render_record(former)) == former

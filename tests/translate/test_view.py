@@ -307,7 +307,7 @@ def test_it_is_unknown_what_direct_return_changed_if_the_settings_or_a_recorded_
     assert not knows_direct_return(Observation(interface_addresses=()))
 
 
-def test_only_a_tunnel_device_that_could_not_be_restored_counts_as_up() -> None:
+def test_tunnels_count_as_up_only_if_a_tunnel_device_could_not_be_restored() -> None:
     device, other = (
         Operation(Verb.REMOVE, Sysctl(path, "1")) for path in ("/sys/class/net/ip6tnl0/flags", "net/ipv4/vs/sloppy_tcp")
     )

@@ -128,8 +128,8 @@ def node() -> Iterator[Running]:
 def playwright() -> Iterator[Playwright]:
     """Playwright, which runs until the end of the module.
 
-    While Playwright runs, its event loop counts as the running event loop of this thread, so that no test can run another event
-    loop.
+    While Playwright runs, Playwright's event loop counts as the running event loop of this thread, so that no test can run
+    another event loop.
     """
     with sync_api.sync_playwright() as one:
         yield one

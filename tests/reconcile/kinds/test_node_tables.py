@@ -68,7 +68,7 @@ def test_the_node_desires_its_device_its_sets_and_its_settings() -> None:
     assert tables.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
 
 
-def test_if_the_node_is_set_again_sets_of_scopes_stay_desired_in_served_families() -> None:
+def test_sets_of_scopes_stay_desired_in_served_families_if_the_nodes_desired_state_is_set_again() -> None:
     tables = new_claims()
     tables.put_node(tuple(Family), [], None)
     scoped = {family: IpSet(SetKind.SCOPE, family) for family in Family}
@@ -145,7 +145,7 @@ def service_with_node_port(owner: Owner, *keys: VirtualServerKey) -> ServiceStat
     return examples.state(owner, CLUSTER_IP, *keys, entries=[cluster_entry, NODE_PORT_ENTRY, LOCAL_ENTRY, health_check])
 
 
-def test_entries_of_a_lost_node_port_are_removed_even_if_other_objects_have_its_number_or_address() -> None:
+def test_entries_of_a_lost_node_port_are_removed_even_if_other_objects_have_the_same_number_or_address() -> None:
     """The Service keeps a cluster IP with the same port number, or an entry of a second scope with the node's address."""
     kept = builders.frontend("10.96.0.1", 30080)
     no_local = examples.entry(SetKind.NO_LOCAL, NODE_PORT)
@@ -194,7 +194,7 @@ def test_a_set_counts_as_not_empty_while_one_of_its_entries_is_desired_or_still_
     assert Survey(tables).occupied(Family.IPV4) == frozenset(), "no rule is written for that"
 
 
-def test_an_undesired_virtual_server_stays_refused_until_it_has_been_removed() -> None:
+def test_this_nodes_connections_to_an_undesired_virtual_server_are_refused_until_its_removal() -> None:
     tables = new_claims(restricted(OLD))
     tables.put_skeleton(skeleton(Family.IPV4, Rule(target=Verdict.DROP, virtual_server=KEY), Rule(target=Verdict.RETURN)))
     tables.virtual_servers.confirm(KEY, examples.observed({ONE: 1}))
@@ -209,7 +209,7 @@ def test_an_undesired_virtual_server_stays_refused_until_it_has_been_removed() -
 
 
 def put_flow(tables: NodeTables, keep: set[RealServerKey] | None, owner: Owner = OLD) -> None:
-    """The value ``None`` in the parameters means that no endpoint of the Service serves."""
+    """Put a Service whose flow may continue to the real servers ``keep``; None means that no endpoint of the Service serves."""
     put(tables, examples.state(owner, CLUSTER_IP, flows={FLOW: frozenset(keep)} if keep else {}))
 
 
@@ -244,7 +244,7 @@ def test_flows_are_cleaned_when_a_service_gets_its_first_real_servers_or_loses_r
     assert (FLOW in tables.flows.pending) is is_due
 
 
-def test_flows_that_two_services_desire_belong_to_the_winner_and_are_cleaned_for_the_next_winner() -> None:
+def test_flows_that_two_services_desire_belong_to_the_winner_and_then_to_the_next_winner() -> None:
     tables = new_claims()
     put_flow(tables, {TWO}, YOUNG)
     put_flow(tables, {ONE}, OLD)
@@ -258,7 +258,7 @@ def test_flows_that_two_services_desire_belong_to_the_winner_and_are_cleaned_for
     assert list(tables.flows.pending) == [FLOW]
 
 
-def test_only_the_owner_of_a_virtual_server_decides_whether_the_virtual_server_is_refused() -> None:
+def test_only_the_owner_of_a_virtual_server_decides_whether_this_nodes_own_connections_are_refused() -> None:
     tables = new_claims(examples.state(OLD, KEY), examples.state(YOUNG, KEY, refused=[KEY]))
     assert Survey(tables).refused() == frozenset()
     at_once(tables.putting(OLD.service, None))

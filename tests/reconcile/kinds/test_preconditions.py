@@ -1,4 +1,4 @@
-"""Which operations wait for other operations; after each operation, whichever operation fails, the tests check the state.
+"""Which operations wait for other operations; each operation fails once, and the tests check the state after every operation.
 
 The tests need no kernel, because ``simulation`` interprets the rules for source ranges as iptables does.
 """
@@ -63,7 +63,7 @@ def let_in(node: simulation.SimulatedNode, key: VirtualServerKey = VIRTUAL_SERVE
 
 
 class Nth:
-    """Picks the operation at this position, counted from 0, and selects the picked operation each time that it occurs."""
+    """Picks the operation at position ``number``, counted from 0, and selects this operation each time that it occurs."""
 
     def __init__(self, number: int) -> None:
         self.picked: Operation | None = None
@@ -126,7 +126,7 @@ def _assert_only(node: simulation.SimulatedNode, allowed: frozenset[str], operat
 @pytest.mark.untraced
 @pytest.mark.parametrize("others", [(), ("10.1.0.0/16", NODE_RANGE), *([("10.1.0.0/16",)] if patience.IS_THOROUGH else [])])
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(RANGES, 2)))
-def test_whatever_operation_fails_a_client_in_the_old_and_the_new_source_ranges_is_never_shut_out(
+def test_a_client_in_both_the_old_and_the_new_source_ranges_is_never_shut_out_whatever_operation_fails(
     before: tuple[str, ...], after: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
     def change(failing: Nth) -> None:
@@ -150,7 +150,7 @@ def _assert_all(node: simulation.SimulatedNode, allowed: frozenset[str], operati
 
 
 @pytest.mark.parametrize("ranges", [ranges for ranges in RANGES if ranges])
-def test_whatever_operation_fails_source_ranges_restrict_clients_until_their_virtual_server_is_removed(
+def test_source_ranges_restrict_clients_until_the_virtual_server_is_removed_whatever_operation_fails(
     ranges: tuple[str, ...],
 ) -> None:
     def change(failing: Nth) -> None:
@@ -200,7 +200,7 @@ NODE_PORT = 30080
 
 
 def shop(protocol: Protocol, *, local: bool) -> tuple[Service, EndpointSlice]:
-    """A Service with a load balancer's address and a node port, with an endpoint on this node and an endpoint on another node."""
+    """A Service that has a load balancer's address, a node port, an endpoint on this node, and an endpoint on another node."""
     service = builders.service(
         "shop",
         builders.service_port(80, protocol, node_port=NODE_PORT),
@@ -213,7 +213,7 @@ def shop(protocol: Protocol, *, local: bool) -> tuple[Service, EndpointSlice]:
 
 
 def local_entries(protocol: Protocol) -> dict[VirtualServerKey, SetEntry]:
-    """The entries that exempt traffic from masquerading, by the virtual server of the traffic."""
+    """The set entry that exempts traffic from masquerading; the key is the virtual server of the traffic."""
     balancer = builders.frontend(ADDRESS, 80, protocol)
     node_port = builders.frontend(builders.NODE_ADDRESS, NODE_PORT, protocol)
     of_node_port = {
@@ -259,7 +259,7 @@ def test_whatever_operation_fails_traffic_to_another_node_is_masqueraded_during_
     each_failure(change)
 
 
-def test_if_a_policy_changed_while_no_process_ran_remote_endpoints_wait_for_the_desired_states_of_all_services() -> None:
+def test_remote_endpoints_wait_for_the_desired_states_of_all_services_if_a_policy_changed_during_a_restart() -> None:
     node = serving(shop(Protocol.TCP, local=True))
     node.put(*shop(Protocol.TCP, local=False))
     node.restart()

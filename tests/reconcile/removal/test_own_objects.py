@@ -81,7 +81,7 @@ def test_a_cleanup_removes_the_copy_of_a_set() -> None:
     assert todo.operations == (remove(SET_COPY),)
 
 
-def test_a_cleanup_recognises_virtual_servers_by_their_local_routes_and_removes_both() -> None:
+def test_a_cleanup_recognises_virtual_servers_by_their_local_routes_and_removes_the_routes_too() -> None:
     observed = dataclasses.replace(kernel_with(device=False), sets={}, addresses=frozenset(), routes=frozenset({KEY.address}))
     todo = own_objects.plan(observed, OURS, ())
     assert [operation.item.key for operation in todo.virtual_servers] == [KEY]

@@ -45,7 +45,7 @@ def marks_of(node: SimulatedNode) -> dict[SetKind, int]:
 
 
 def key_of(node: SimulatedNode, kind: SetKind) -> VirtualServerKey:
-    """The virtual server of the packets that a set marks."""
+    """The virtual server of the mark that the entry of this set gives to packets."""
     return FirewallMark.of(Family.IPV4, marks_of(node)[kind])
 
 
@@ -98,7 +98,7 @@ def test_the_tunnel_to_a_node_drains_when_the_last_endpoint_of_the_node_is_remov
     assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED + 1}
 
 
-def test_a_complete_read_changes_neither_a_tunnel_that_drains_nor_its_deadline() -> None:
+def test_a_complete_read_changes_neither_a_draining_tunnel_nor_the_deadline_of_the_drain() -> None:
     node = serving(drain_deadline_s=60)
     key = key_of(node, SetKind.DIRECT)
     node.kernel.connection_counts[key, builders.backend(OTHER_ADDRESS, 80)] = ConnectionCounts(1, 0)

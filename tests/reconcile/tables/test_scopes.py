@@ -28,7 +28,7 @@ from tests.support import builders
 HERE, ELSEWHERE = "10.244.0.5", "10.244.1.5"
 BALANCER = "192.0.2.12"
 FIRST, SECOND = 0x3FFF, 0x3FFE
-"""The marks in the order in which they are given."""
+"""The first two marks that ipvsproxy gives to Service ports, in this order."""
 
 
 def shop(name: str = "shop", *, local: bool = True, number: int = 12, created_s: float = 1.0) -> tuple[Service, EndpointSlice]:
@@ -65,13 +65,13 @@ def come_to_rest(node: SimulatedNode) -> None:
 
 
 def marks_of(node: SimulatedNode) -> dict[str, int]:
-    """The mark that the kernel gives to the packets to each address."""
+    """The mark that the kernel gives to packets; the key is the destination address of the packets."""
     entries = [entry for name, held in node.kernel.sets.items() if IP_SETS[name].gives_marks for entry in held.entries]
     return {str(entry.address): entry.mark for entry in entries if isinstance(entry, MarkedEntry)}
 
 
 def scopes_of(node: SimulatedNode) -> dict[int, set[str]]:
-    """The endpoints to which the kernel sends packets with each mark."""
+    """The endpoints to which the kernel sends marked packets; the key is the mark of the packets."""
     return {
         key.mark: {str(one.address) for one in server.real_servers}
         for key, server in node.kernel.virtual_servers.items()
@@ -118,7 +118,7 @@ def test_a_wrong_mark_in_a_set_entry_is_drift_and_is_repaired() -> None:
     assert marks_of(node) == {BALANCER: FIRST}
 
 
-def test_every_scope_gets_another_mark_when_the_mark_bits_change() -> None:
+def test_every_scope_gets_another_mark_when_the_operator_changes_the_mark_bits() -> None:
     node = serving(shop())
     node.reconciler.adopt(Policy(scope_bits=0xFF0000))
     come_to_rest(node)
@@ -127,7 +127,9 @@ def test_every_scope_gets_another_mark_when_the_mark_bits_change() -> None:
 
 
 @pytest.mark.parametrize(("number", "bits", "mark"), [(1, 0x3FFF, 1), (0x3FFF, 0x3FFF, 0x3FFF), (5, 0xF0, 0x50), (3, 0x11, 0x11)])
-def test_the_bits_of_a_number_are_spread_over_the_mark_bits_that_may_be_used(number: int, bits: int, mark: int) -> None:
+def test_the_bits_of_a_number_are_distributed_over_the_mark_bits_that_the_operator_allows(
+    number: int, bits: int, mark: int
+) -> None:
     assert spread(number, bits) == mark
 
 
@@ -440,7 +442,7 @@ def shared(name: str, number: int, created_s: float, *addresses: str, node_port:
 
 
 def services_by_address(node: SimulatedNode) -> dict[str, set[str]]:
-    """For each address whose packets get a mark, the endpoints that get new connections of these packets."""
+    """The endpoints that get new connections; the key is a destination address whose packets get a mark."""
     servers = {key.mark: one for key, one in node.kernel.virtual_servers.items() if isinstance(key, FirewallMark)}
     return {
         address: {str(one.address) for one, weight in servers[mark].real_servers.items() if weight}
@@ -491,7 +493,7 @@ def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_if_two_ports_have_equally_many_entries_of_a_mark_the_port_with_a_second_mark_loses_the_first(*, is_last: bool) -> None:
+def test_a_mark_that_two_ports_have_in_equally_many_entries_stays_with_the_port_that_has_no_other_mark(*, is_last: bool) -> None:
     node = serving(shared("giver", 20, 1, BALANCER, "192.0.2.20"), shared("taker", 21, 2, "192.0.2.21"))
     node.put(*shared("giver", 20, 1, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, BALANCER, "192.0.2.21"))

@@ -1,4 +1,7 @@
-"""Slow start: the weight over time, which endpoints have a slow start, restarts, and the absence of operations between steps."""
+"""Slow start: the weight over time, the endpoints that have a slow start, and restarts.
+
+No operation is needed between two steps of the weight.
+"""
 
 import msgspec
 import pytest
@@ -29,7 +32,7 @@ def pods(*numbers: int) -> EndpointSlice:
 
 
 def weights(node: SimulatedNode) -> dict[int, int]:
-    """The weights in the kernel, by the last octet of the endpoint's address."""
+    """The weights in the kernel; the key is the last octet of the endpoint's address."""
     return {key.address[-1]: weight for key, weight in node.kernel.virtual_servers[KEY].real_servers.items()}
 
 

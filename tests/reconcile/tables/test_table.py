@@ -247,7 +247,7 @@ def test_further_drift_of_a_key_that_already_differs_is_counted_but_not_reported
     assert (numbers.drifted, numbers.take_drifted()) == (7, ["key"])
 
 
-def test_an_observed_change_to_the_desired_value_does_not_count_as_drift() -> None:
+def test_a_newly_observed_value_that_equals_the_desired_value_is_no_drift() -> None:
     numbers = table()
     list(numbers.observing({}, ours()))
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
@@ -255,7 +255,7 @@ def test_an_observed_change_to_the_desired_value_does_not_count_as_drift() -> No
     assert numbers.drifted == 0
 
 
-def test_our_own_change_to_a_value_that_is_no_longer_desired_does_not_count_as_drift() -> None:
+def test_a_value_that_ipvsproxy_wrote_itself_is_no_drift_even_if_it_is_no_longer_desired() -> None:
     numbers = desiring(key=1)
     numbers.notice("key", 1)
     numbers.confirm("key", 2)

@@ -20,7 +20,7 @@ BUSY, IDLE = ConnectionCounts(1, 0), ConnectionCounts(0, 0)
 
 
 class Judged(Drains):
-    """Drains of ``KEY`` that have begun, with a short method that decides which drains are over."""
+    """Drains of ``KEY`` that have already begun; the method ``see`` returns the real servers whose drains are over."""
 
     def __init__(self, *real_servers: RealServerKey, now: float = 100) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_beginning_a_drain_again_does_not_change_its_deadline() -> None:
     assert drains.see({ONE: BUSY}, 160, deadline_s=60) == [ONE]
 
 
-def test_connections_are_read_at_the_scheduled_time_or_earlier() -> None:
+def test_a_request_to_read_connections_may_bring_the_scheduled_time_forward_but_never_postpones_it() -> None:
     drains = Judged(ONE)
     drains.see({ONE: BUSY}, 100)
     drains.ask(KEY, 1000)

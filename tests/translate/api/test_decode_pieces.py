@@ -1,4 +1,7 @@
-"""Lists that arrive in fragments: the result is the same as for the whole list, with memory for only a few items."""
+"""Lists that arrive in fragments: the result is the same as for the whole list.
+
+Unlike decoding a whole list, decoding fragments needs memory for only a few items.
+"""
 
 import json
 import tracemalloc

@@ -50,7 +50,7 @@ def test_a_body_that_is_not_a_list_of_slices_is_rejected(body: bytes) -> None:
         targets.of_list(body)
 
 
-def test_an_invalid_item_of_a_list_has_no_targets_and_does_not_affect_the_targets_of_other_items() -> None:
+def test_an_invalid_item_of_a_list_yields_no_pods_and_does_not_affect_the_pods_of_other_items() -> None:
     broken = _slice({"addresses": "10.0.0.1"})
     assert set(targets.of_list(json.dumps({"metadata": {}, "items": [broken, _slice(POD)]}).encode())) == {(WEB, HERE)}
 
@@ -74,7 +74,7 @@ def test_a_rejected_manifest_is_reported_with_the_fields_that_are_known(endpoint
 @pytest.mark.parametrize(
     ("port", "is_valid"), [({}, False), *(({"port": number}, 0 < number < 65536) for number in (0, 1, 65535, 65536))]
 )
-def test_only_a_port_with_a_valid_number_has_targets(port: dict[str, int], *, is_valid: bool) -> None:
+def test_only_ports_with_a_valid_number_yield_pods(port: dict[str, int], *, is_valid: bool) -> None:
     found = targets.of_documents([_slice(POD, ports=[port])])
     assert list(found) == ([(WEB, builders.backend("10.244.0.1", port["port"]))] if is_valid else [])
 
@@ -91,7 +91,7 @@ def test_only_a_port_with_a_valid_number_has_targets(port: dict[str, int], *, is
         {**_slice(), "endpoints": None},
     ],
 )
-def test_manifests_of_other_kinds_have_no_targets(document: object) -> None:
+def test_documents_without_valid_endpoints_of_a_service_yield_no_pods(document: object) -> None:
     assert targets.of_documents([document]) == {}
 
 

@@ -85,7 +85,7 @@ def test_a_service_that_is_not_served_has_an_empty_desired_state_with_a_reason()
 
 
 @pytest.mark.parametrize("cluster", [DUAL[:1], DUAL[1:], DUAL])
-def test_services_without_rare_fields_share_one_empty_object(cluster: tuple[str, ...]) -> None:
+def test_services_without_rare_fields_share_one_empty_object_for_these_fields(cluster: tuple[str, ...]) -> None:
     assert state_of(service(cluster=cluster), endpoint_slice(endpoint("10.244.0.5"))).rare is NO_RARITIES
 
 
@@ -195,7 +195,7 @@ def test_traffic_goes_to_the_ready_endpoints_that_its_policy_allows_or_else_to_t
 
 
 def _without_local(state: ServiceState) -> tuple[int, int]:
-    """How many families have no endpoint on this node, for internal and for external traffic with policy Local."""
+    """The numbers of families without an endpoint on this node: for internal and for external traffic with policy Local."""
     policies = [policy for policy, _ in state.rare.without_local]
     return policies.count("internal"), policies.count("external")
 
@@ -218,7 +218,7 @@ def test_a_local_policy_without_local_endpoints_is_counted_if_other_nodes_have_e
     assert counted == (internal and is_counted, external and is_counted)
 
 
-def test_a_missing_local_endpoint_of_one_family_is_not_counted_for_the_other_family() -> None:
+def test_the_lack_of_local_endpoints_is_counted_separately_for_each_family() -> None:
     dual = service("web", service_port(node_port=30080), cluster=DUAL, internal_local=True, external_local=True)
     state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5"), suffix="2"))
     assert state.rare.without_local == {("internal", Family.IPV4), ("external", Family.IPV4)}

@@ -83,7 +83,7 @@ def _slice(*addresses: str, ports: dict[str, int] | None = None, node: str = OTH
 
 
 def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) -> dict[int, set[str]]:
-    """For each service port, the real servers whose flows may continue.
+    """The real servers whose flows may continue; the key is the service port.
 
     Flows of ports that are not in the result are not cleaned at all.
     """

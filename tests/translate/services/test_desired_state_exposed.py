@@ -48,7 +48,7 @@ def _node_port(
     ("cluster", "node", "backend"),
     [(CLUSTER_IP, "100.101.102.103", "10.180.0.1:80"), (CLUSTER_IP_V6, "2001:db8::1:1", "[1002:ab8::2:10]:80")],
 )
-def test_a_node_port_has_its_own_virtual_server_in_each_family_beside_that_of_the_cluster_ip(
+def test_a_node_port_has_its_own_virtual_server_in_each_family_in_addition_to_the_cluster_ips_virtual_server(
     cluster: str, node: str, backend: str
 ) -> None:
     view = builders.node_view(DUAL_NODE)
@@ -166,7 +166,7 @@ def test_an_external_address_with_policy_local_leads_only_to_local_endpoints() -
     assert members(SetKind.EXTERNAL_IP, state) == set()
 
 
-def test_external_addresses_that_the_operator_does_not_allow_are_not_served_but_count_for_traffic_policies() -> None:
+def test_external_addresses_that_the_operator_does_not_allow_are_not_served_but_the_lack_of_local_endpoints_is_counted() -> None:
     remote = endpoint_slice(endpoint("10.180.1.1", OTHER_NODE))
     desired = service(external=["50.60.70.81"], external_local=True)
     state = state_of(desired, remote, settings=Settings(external_addresses=False))

@@ -59,7 +59,7 @@ def _weights(scope: ClusterScope) -> dict[str, int]:
     return {str(key): weight for key, weight in scope.weights.items()}
 
 
-def test_outside_clients_reach_endpoints_on_this_node_and_one_tunnel_to_each_other_node() -> None:
+def test_outside_clients_reach_endpoints_on_this_node_and_one_tunnel_to_each_other_node_with_endpoints() -> None:
     outside, by_tunnel = _shop("10.244.0.5", "10.244.1.5", "10.244.1.6").rare.scopes
     assert (outside.clients, by_tunnel.clients) == (Clients.OUTSIDE, Clients.BY_TUNNEL)
     assert _weights(outside) == {"10.244.0.5:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED + 2}
@@ -186,7 +186,7 @@ def test_tunnelled_packets_of_unknown_senders_are_dropped_before_any_node_is_ann
 
 
 @pytest.mark.parametrize("device", ["tunl0", "eth0"])
-def test_if_direct_return_is_off_rules_guard_only_tunnel_devices_that_an_earlier_process_left_up(device: str) -> None:
+def test_without_direct_return_only_tunnel_devices_that_an_earlier_process_left_up_are_guarded_by_rules(device: str) -> None:
     left = Settings(guards_tunnels=True)
     view = view_node(left, builders.THIS_NODE, None, [InterfaceAddress(device, parse_address("10.0.0.1"), 32)], ())
     chains = build_skeleton(Family.IPV4, left, view, frozenset(), ()).chains
@@ -196,7 +196,7 @@ def test_if_direct_return_is_off_rules_guard_only_tunnel_devices_that_an_earlier
     assert SCOPE_CHAINS[0] not in build_skeleton(Family.IPV4, Settings(), view, frozenset(), ()).chains
 
 
-def test_a_pod_that_reaches_itself_is_masqueraded_whatever_its_mark() -> None:
+def test_a_connection_of_a_pod_to_itself_is_masqueraded_whatever_mark_its_packets_have() -> None:
     skeleton = build_skeleton(Family.IPV4, dataclasses.replace(ON, backend=Backend.NFTABLES), _view(), OCCUPIED, ())
     assert list(texts(skeleton, "nat", "KUBE-POSTROUTING"))[:2] == [
         "-m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE",
@@ -204,7 +204,7 @@ def test_a_pod_that_reaches_itself_is_masqueraded_whatever_its_mark() -> None:
     ]
 
 
-def test_if_another_program_uses_the_tunnel_device_no_rule_drops_its_packets() -> None:
+def test_no_rule_drops_packets_of_a_tunnel_device_that_another_program_uses() -> None:
     view = _view(shared_tunnel="tunl0")
     assert SCOPE_CHAINS[0] not in build_skeleton(Family.IPV4, ON, view, frozenset(), ()).chains
     assert not [rule for rule in texts(build_skeleton(Family.IPV4, ON, view, OCCUPIED, ()), *SCOPE_CHAINS[0]) if "DROP" in rule]

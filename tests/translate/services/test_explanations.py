@@ -1,4 +1,4 @@
-"""Every endpoint with the reason why it is used or not used, which must agree with the desired state."""
+"""The reason why each endpoint is used or not used; the reasons must agree with the desired state."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -20,9 +20,9 @@ def _explain(service: Service, *slices: EndpointSlice, settings: Settings | None
 
 
 def _codes(service: Service, *slices: EndpointSlice) -> dict[str, tuple[str, str]]:
-    """The reasons why endpoints get no internal or no external traffic, by address.
+    """The reasons why an endpoint gets no internal and no external traffic; the key is the endpoint's address.
 
-    A reason is empty if the endpoint gets the traffic.
+    A reason is empty if the endpoint gets this traffic.
     """
     (port,) = _explain(service, *slices).ports
     return {

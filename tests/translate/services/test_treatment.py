@@ -175,7 +175,7 @@ def test_slow_start_needs_a_scheduler_that_sends_less_traffic_to_a_lower_weight(
     assert reason.endswith("; one of lblc, lblcr, nq, sed, wlc, wrr does")
 
 
-def test_session_affinity_applies_to_the_network_of_the_client() -> None:
+def test_the_netmask_annotation_extends_session_affinity_to_the_network_of_the_client() -> None:
     dual = builders.service(cluster=[builders.CLUSTER_IP, "fd00:10:96::10"], affinity_timeout_s=600)
     state = state_of(annotated(dual, prefix_lengths=(24, 64)), SLICE)
     by_family = {key.address.family: one.settings for key, one in state.virtual_servers.items()}
