@@ -77,8 +77,6 @@ KERNELS, YOUNG, BASIC = (
 """The rows of three tables: the kernels, the features that younger kernels have, and the features that every kernel has."""
 ATTRIBUTE = re.compile(r'"((?:IPVS_(?:SVC|DEST)|IPSET|CTA|RTA|IFLA|IFA|CTRL)_[A-Z0-9_]+)"')
 """The names that pyroute2 has for netlink attributes. Names with ``CTRL_ATTR`` are attributes of generic netlink itself."""
-UNUSED = {"IPVS_CMD_ATTR_UNSPEC", "IPVS_CMD_ATTR_DAEMON"}
-"""Attributes that no driver uses; their names only keep the numbers of the other attributes right."""
 NUMBER = re.compile(r"\b((?:IPVS_CMD|NFTA|NFT_MSG|NFNLGRP)_[A-Z0-9_]*[A-Z0-9])\b")
 """The names of numbers that the drivers encode: commands of IPVS, and attributes, messages and groups of nf_tables."""
 
@@ -130,7 +128,7 @@ def test_every_netlink_attribute_that_a_driver_uses_is_in_the_table_of_kernel_fe
     }
     assert named >= {"IPVS_SVC_ATTR_AF", "IPSET_ATTR_ADT", "CTA_FILTER", "RTA_DST", "IFA_LOCAL", "IPVS_CMD_NEW_DEST"}
     assert named >= {"NFTA_SET_KEY_LEN", "NFT_MSG_NEWRULE", "NFNLGRP_NFTABLES"}
-    assert sorted(named - PARTS - UNUSED) == []
+    assert sorted(named - PARTS) == []
 
 
 def test_every_kernel_setting_that_ipvsproxy_writes_is_in_the_table_of_kernel_features() -> None:
