@@ -99,7 +99,7 @@ class NodeKernel:
         self._conntrack = ConntrackDriver()
         self._rule_changes = RuleChanges()
         self._former_sets: SetsDriver | None = None
-        """The sets of the other backend, until rules of the chosen backend have replaced the rules that use these sets."""
+        """The sets of the other backend, which are in use until the chosen backend has written its rules; None afterwards."""
         self._fingerprints: dict[Family, object] = {}
         self._without_fingerprint: set[Family] = set()
         """The families whose rules had no fingerprint at the last reading."""

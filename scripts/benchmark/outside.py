@@ -1,4 +1,4 @@
-"""Observes a proxy from outside: the kernel's table, its HTTP servers, and ``/proc``.
+"""Observes a proxy from outside, by the kernel's IPVS table, the proxy's HTTP servers, and ``/proc``.
 
 Operations, netlink messages, and waiting times inside the process are not visible from outside.
 """

@@ -94,8 +94,9 @@ async def _view(proxy: outside.Proxy) -> None:
 
 
 async def _busy(proxy: outside.Proxy, expected: int) -> int:
-    """The number of Services with recent traffic among the busiest 50. This number shows whether the packets are counted.
+    """The number of Services that have recent traffic, counted among the 50 busiest Services.
 
+    This number shows whether the packets are counted.
     Waits at most ``COUNTED_S`` for the expected number.
     """
     for _ in range(round(COUNTED_S / PAGE_S)):

@@ -180,7 +180,7 @@ def test_on_a_kernel_without_mangle_all_clients_are_treated_as_by_kube_proxy(
         running.wait_until(all_served, "everybody served")
 
 
-def test_connections_survive_a_restart_with_other_firewall_marks_and_the_complete_removal_of_second_scopes(
+def test_connections_survive_a_restart_that_changes_firewall_marks_and_then_the_removal_of_all_second_scopes(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:

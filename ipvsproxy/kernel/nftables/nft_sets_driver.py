@@ -40,7 +40,7 @@ _MASK = "mask "
 _NUMBER = struct.Struct("=I")
 """The format of marks, and of prefix lengths, which are stored as marks.
 
-``nft`` can neither print nor read a key with a constant of another type.
+``nft`` can print and read a constant in a key only if the constant has the type of a mark.
 """
 
 

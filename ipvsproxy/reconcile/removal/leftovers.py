@@ -16,9 +16,9 @@ Rule 4: no chain is removed while a used chain of ipvsproxy leads to a leftover 
 the kernel.
 Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes these rules. From then on, the rules are removed
 only once every ``PATIENCE_S`` seconds.
-Rule 6: a table is kube-proxy's if it has the family, the name, the base chains with their hooks, and all other chains and maps of
-kube-proxy's table. If the table has a comment, the comment must be kube-proxy's; versions of nft before 0.9.7 write no comment. A
-table that only has the name of kube-proxy's table is not touched.
+Rule 6: a table belongs to kube-proxy if it has the same family and name as kube-proxy's table, the same base chains with the same
+hooks, and all other chains and maps of kube-proxy's table. If the table has a comment, the comment must be kube-proxy's; versions
+of nft before 0.9.7 write no comment. A table that only has the name of kube-proxy's table is not touched.
 """
 
 import dataclasses

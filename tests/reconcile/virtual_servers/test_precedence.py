@@ -110,6 +110,6 @@ def test_a_listed_service_takes_precedence_over_a_remembered_service() -> None:
     assert owner_of(tables) == OLD
 
 
-def test_a_remembered_cluster_ip_is_not_taken_over_by_an_external_address() -> None:
+def test_a_remembered_service_keeps_its_cluster_ip_if_another_service_has_it_as_external_address() -> None:
     tables = new_claims(by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
     assert owner_of(tables) == OLD.remembered
