@@ -69,6 +69,8 @@ mode: ipvs
 hostnameOverride: node-a
 conntrack: {maxPerCore: 0}
 """
+OWN_SYS = ("unshare", "--mount", "sh", "-c", f'{mains.OWN_SYS} && exec "$@"', "sh")
+"""The words before a command that give it a ``/sys`` of the network namespace of the test."""
 
 
 class Started(Program):
@@ -174,7 +176,7 @@ def test_a_second_instance_and_the_cleanup_job_are_refused_only_while_the_progra
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}["config"]
     arguments = [one.replace(mounted, str(folder)) for one in container["args"]]
     routes = ("ip", "route", "show", "table", "local", "protocol", "99")
-    with Started(folder, f"--config={folder / 'config.conf'}") as program:
+    with Started(folder, f"--config={folder / 'config.conf'}", main=mains.with_own_sys) as program:
         program.wait_until_synced()
         before = virtual_servers()
         assert "10.96.0.10" in run(*routes)
@@ -187,7 +189,7 @@ def test_a_second_instance_and_the_cleanup_job_are_refused_only_while_the_progra
         assert "is running in this network namespace" in refused.output
         assert virtual_servers() == before != []
         assert program.stop() == 0
-    run(*UNPRIVILEGED, sys.executable, "-m", name, *words, *arguments)
+    run(*OWN_SYS, *UNPRIVILEGED, sys.executable, "-m", name, *words, *arguments)
     assert virtual_servers() == []
     assert run(*routes) == ""
     assert "kube-ipvs0" not in run("ip", "link", "show")
@@ -195,7 +197,6 @@ def test_a_second_instance_and_the_cleanup_job_are_refused_only_while_the_progra
 
 
 DIRECT_RETURN = ("net/ipv4/conf/all/rp_filter", "net/ipv4/vs/sloppy_tcp")
-OWN_SYS = ("unshare", "--mount", "sh", "-c", f'{mains.OWN_SYS} && exec "$@"', "sh")
 
 
 def direct_return() -> list[str]:
