@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 import hypothesis
 import pytest
 
+from ipvsproxy.model.kernel import TUNNEL_RECORD, parse_record
+from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES
 from tests.support import forked, lab, old_kernel, patience
 from tests.support.program import OLD_KERNEL
 
@@ -104,6 +106,21 @@ def new_network_namespace() -> Iterator[Callable[[], None]]:
 def network_namespace(new_network_namespace: Callable[[], None]) -> None:
     """A fresh network namespace for the thread that runs the test."""
     new_network_namespace()
+    _forget_tunnels()
+
+
+def _forget_tunnels() -> None:
+    """Reset the tunnel devices in ``/sys`` if the program of an earlier test has recorded its changes there.
+
+    ``/sys`` shows the devices of the namespace that mounted it, so a program without a separate ``/sys`` would find the record.
+    """
+    record = pathlib.Path(TUNNEL_RECORD)
+    if record.exists() and parse_record(record.read_text(errors="replace")):
+        for device in TUNNEL_DEVICES.values():
+            flags = pathlib.Path("/sys/class/net", device, "flags")
+            if flags.exists():
+                flags.write_text("0x80")
+        record.write_text("\n")
 
 
 def _refuse(reason: str) -> None:
