@@ -193,7 +193,7 @@ def _write_config(config: Config) -> int:
         pathlib.Path(path).write_text(file.render(config), encoding="utf-8")
     except OSError as error:
         return _refuse(f"--write-config-to: {path!r} cannot be written: {error.strerror}")
-    sys.stderr.write(f"Wrote configuration to {path}\n")  # the operator may have chosen /dev/stdout as the path
+    sys.stderr.write(f"Wrote configuration to {path}\n")  # not stdout, because the path may be /dev/stdout
     return OK
 
 

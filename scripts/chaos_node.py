@@ -19,7 +19,7 @@ from tests.support import lab
 from tests.support.program import ProgramError
 
 DIRECT_RETURN_EVERY = 3
-"""Of this many successive histories, only the last has direct return."""
+"""The number of successive histories of which only the last has direct return."""
 
 
 def main() -> int:

@@ -285,7 +285,7 @@ def test_a_command_says_where_to_run_it_if_ipvsproxy_runs_in_a_container(
 
 
 @pytest.mark.parametrize("subject", ["a/b/c", ""])
-def test_an_invalid_subject_of_a_command_is_refused(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_refuses_an_argument_in_a_wrong_form(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--v=1", subject]) == 2
     assert f"ipvsproxy: explain: {subject!r} is not namespace/name, name, address:port" in capsys.readouterr().err
 

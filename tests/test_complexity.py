@@ -185,8 +185,8 @@ async def test_the_objects_of_a_first_list_are_sent_to_the_kernel_in_few_large_m
 
 SHORT, LONG = 16, 48
 MOST_GROWTH = 1.1 * LONG * math.log(LONG) / (SHORT * math.log(SHORT))
-"""The largest factor by which the number of lines may grow from the length ``SHORT`` to ``LONG``: the growth of n log(n), plus
-ten percent."""
+"""The largest factor by which the number of executed lines may grow if a field grows from the length ``SHORT`` to ``LONG``. It is
+the growth of n log(n), plus ten percent."""
 SHARE = 0.02
 """A function is checked only if it executes at least this share of all lines. A function with quadratic cost soon has this share,
 and a function with a constant number of lines never has it."""

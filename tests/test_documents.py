@@ -49,7 +49,7 @@ def test_every_file_of_the_repository_that_a_document_names_exists(document: pat
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_file_of_the_program_that_a_document_names_exists(document: pathlib.Path) -> None:
+def test_a_document_names_only_existing_files_of_the_program(document: pathlib.Path) -> None:
     named = re.findall(r"`((?:ipvsproxy/)?(?:[a-z]+/)+[a-z_]+\.(?:py|c))`", document.read_text())
     assert [name for name in named if not any((root / name).exists() for root in (ROOT, PACKAGE))] == []
 

@@ -205,7 +205,7 @@ def test_exactly_the_recorded_services_with_external_traffic_policy_local_have_s
 
 
 def _recorded_scopes(world: golden_fixtures.World, recorded: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Pairs: a recorded external virtual server with policy Local, and the recorded endpoints of its Service's cluster IP."""
+    """Yields each recorded external virtual server with policy Local, and the endpoints of its Service's cluster IP."""
     for service in world.services():
         spec = service["spec"]
         if spec.get("externalTrafficPolicy") != "Local":

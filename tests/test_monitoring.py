@@ -105,7 +105,7 @@ async def our_page() -> str:
 
 
 async def our_series() -> Mapping[str, set[str]]:
-    """Every series of the page, with its labels."""
+    """Maps the name of each series on the metrics page to the names of its labels."""
     labels: dict[str, set[str]] = {}
     for line in (await our_page()).splitlines():
         if not line.startswith("#"):
@@ -186,7 +186,7 @@ def test_every_alert_keeps_the_labels_cluster_and_node_and_names_the_node_in_its
         assert "or $labels.node $labels.instance" in rule["annotations"]["summary"], rule["alert"]
 
 
-def test_every_query_of_the_dashboard_selects_series_by_the_dashboards_variables() -> None:
+def test_every_query_of_the_dashboard_uses_the_variables_of_the_dashboard_to_select_series() -> None:
     assert [variable["name"] for variable in VARIABLES] == ["cluster", "job", "node", "namespace", "service"]
     for panel in PANELS:
         for target in panel["targets"]:

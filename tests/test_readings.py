@@ -70,7 +70,7 @@ class Kernel:
 
     def answer(self, sent: bytes) -> Iterator[bytes]:
         ((_, kind, flags, sequence, payload),) = fake_netlink.split(sent)
-        if kind != NUMBER:  # the query for the number of the IPVS netlink family
+        if kind != NUMBER:  # this query asks for the number of the IPVS netlink family
             yield fake_netlink.message(sequence, bytes(4) + fake_netlink.attribute(1, struct.pack("=H", NUMBER)))
         elif Family.IPV6 in self.failing:
             yield fake_netlink.error(sequence, errno.ENOMEM)

@@ -3,9 +3,9 @@
 The commands of the runbook run on a real kernel. The commands of the other pages change a cluster, so they run with a stand-in
 for kubectl; ``tests/packets/test_over_and_back.py`` runs the commands of the migration on a node.
 
-Lines that inspect iptables and ipset run with the iptables backend, and lines that inspect nftables with the nftables backend.
-The stand-in for kubectl runs the command of "exec" on this machine. The stand-in fails if a file to apply is missing, or if the
-folder after -k has no kustomization.yaml. The tests do not cover what a real cluster would answer.
+Lines that inspect iptables and ipset run only with the iptables backend. Lines that inspect nftables run only with the nftables
+backend. The stand-in for kubectl runs the command of "exec" on this machine. The stand-in fails if a file to apply is missing, or
+if the folder after -k has no kustomization.yaml. The tests do not cover what a real cluster would answer.
 """
 
 import contextlib

@@ -23,7 +23,7 @@ def test_the_command_commit_and_symptom_of_a_row_of_the_track_record_are_read() 
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.fault[:60])
-def test_each_row_names_a_test_or_a_kind_of_chaos_that_exists(row: Row) -> None:
+def test_each_row_names_an_existing_test_or_an_existing_kind_of_chaos(row: Row) -> None:
     tests = re.findall(r"(tests/\S+\.py)(?:::(\w+))?", row.command)
     for file, name in tests:
         assert re.search(rf"def {name}\b", (ROOT / file).read_text()), row.command

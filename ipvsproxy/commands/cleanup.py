@@ -75,7 +75,7 @@ backend, all rules and sets."""
 class NodeToClean(NamedTuple):
     """A node to clean: its kernel, functions that search for rules by their text, and the IP families with readable rules.
 
-    ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. For each place
+    The functions in ``rules_with`` search the rules in use, and the rules in each unused variant of iptables. For each place
     that can hold rules, ``left`` has a function that searches the place for rules that a proxy has left behind. ``skipped`` has a
     line for each part of the cleanup that was skipped because this kernel lacks the feature whose objects the part removes.
     ``unlike_sets`` returns the sets in ipvsproxy's nftables table that another version of ipvsproxy created with other

@@ -40,7 +40,7 @@ TIMEOUT_S = 5.0
 MOST_BYTES = 64 << 10
 """The size up to which an answer of a node is read, in bytes."""
 RECENT = dt.timedelta(minutes=10)
-"""A node counts as drifting for this time after ipvsproxy last found changes by another program."""
+"""The time for which a node counts as drifting after ipvsproxy has found changes by another program."""
 ROLE = "the right to get pods/proxy in the namespace is needed, and to list pods without --pods; docs/commands.md has a Role"
 _GONE = ("Succeeded", "Failed")
 

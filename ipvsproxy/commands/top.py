@@ -18,7 +18,7 @@ from ipvsproxy.daemon.base.cannot_start import complain
 from ipvsproxy.model.net import host_port, parse_address
 
 PAGE_SIZE = 200
-"""The largest page that the daemon gives."""
+"""The number of Services that ``top`` requests per page, which is the largest number that the daemon accepts."""
 RATES_AFTER_S = 1.0
 RATES_TRIED = 10
 """The pause between two requests, and the largest number of requests, while ``top`` without a screen waits for rates. The daemon
@@ -134,7 +134,7 @@ class Daemon:
             return top_data.details(document)
 
     async def with_rates(self, question: Question) -> tuple[inspection.Document, inspection.Document]:
-        """Reads the same documents as ``documents``; if the documents have no rates yet, waits a short time for the rates.
+        """Reads the node's document and one page of Services. If rates are missing, waits a short time and reads both again.
 
         Raises:
             NoAnswerError: the daemon does not answer.

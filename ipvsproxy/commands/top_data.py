@@ -16,7 +16,7 @@ start."""
 
 
 class Question(NamedTuple):
-    """The selection of the shown Services, and the order of these Services: the busiest Service first, or by name.
+    """Says which Services are shown, and in which order: by traffic with the busiest Service first, by problems, or by name.
 
     The first page has number 1.
     """

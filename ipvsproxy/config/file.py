@@ -2,9 +2,9 @@
 
 Parsing is exactly as strict as in kube-proxy. A file is refused if its YAML is invalid, if its object is of another kind, or if a
 value has the wrong type. An unknown field is ignored with a notice. If a file has two fields with the same name, the earlier
-field is ignored with a notice. Because kube-proxy ignores unknown fields, it accepts a file with the section ``ipvsproxy:``
-(ipvsproxy's additional fields), and only logs one line about the section. An unknown field in the section ``ipvsproxy:`` is
-refused, because no other program reads that section.
+field is ignored with a notice. kube-proxy ignores unknown fields. It therefore accepts a file with the section ``ipvsproxy:``
+(ipvsproxy's additional fields), and logs one line about the section. An unknown field in the section ``ipvsproxy:`` is refused,
+because no other program reads that section.
 """
 
 import hashlib

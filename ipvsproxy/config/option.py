@@ -38,7 +38,7 @@ INT32 = range(-(2**31), 2**31)
 INT64_MAX = 2**63 - 1
 _HOUR_S = 3600
 _LONGEST = 200
-"""The largest number of characters of a number or duration. Python converts longer texts slowly, or not at all."""
+"""The greatest length of the text of a number or duration, in characters. Python converts longer texts slowly, or not at all."""
 
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
@@ -354,7 +354,7 @@ class Problem(NamedTuple):
 class ConfigError(Exception):
     """Raised if the configuration is refused.
 
-    ``problems`` holds every reason: first problems of the flags, then problems of the file, then violated rules.
+    ``problems`` holds every reason: first the problems of the flags, then the problems of the file, then the violated rules.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:

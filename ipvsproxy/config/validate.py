@@ -272,7 +272,10 @@ def _scheduler(values: Values) -> str:
 
 
 def _annotations(values: Values) -> frozenset[Annotation]:
-    """The annotations that this node obeys: all, none, or the annotations that the option names, with or without their prefix."""
+    """The annotations that this node obeys: all, none, or the annotations that the option names.
+
+    The option may omit the prefix of an annotation.
+    """
     key = "ipvsproxy.serviceAnnotations"
     names = [name.strip().removeprefix(PREFIX) for name in (values.get(key) or "all").split(",")]
     if names == ["all"]:

@@ -144,7 +144,7 @@ def remove_table() -> bool:
                 return True
             number = failed[min(failed)]
             if number != nft.STALE:
-                nft.run(channel, content.emptying(), generation)  # another program may still jump to our chain
+                nft.run(channel, content.emptying(), generation)  # keeps our chains, because another program may jump to them
                 break
         raise KernelError(action="remove the table inet ipvsproxy", errno=max(number, 0), detail=nft.explain(number))
 
@@ -187,10 +187,9 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
 def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
     """Remove the ipsets that have our names, without loading the module of ipset.
 
-    Returns the names of the sets that could not be removed because a rule still uses the set.
-
-    A set that a rule still uses is emptied, so that the rule does not match packets against outdated entries. A rule of iptables
-    cannot be removed while another program holds the lock of iptables.
+    Returns the names of the sets that could not be removed because rules still use them. A set that a rule still uses is emptied,
+    so that the rule does not match packets against outdated entries. A rule of iptables cannot be removed while another program
+    holds the lock of iptables.
 
     Raises:
         KernelError: a set that no rule uses could not be removed.
@@ -216,9 +215,8 @@ def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
 def remove_other(used: Backend) -> Collection[str]:
     """Remove our ipsets or our nftables table from the backend other than ``used``.
 
-    Returns the names of the sets that could not be removed because a rule still uses the set.
-
-    This function does not remove our rules in iptables; ``LeftoverRules`` removes them.
+    Returns the names of the sets that could not be removed because rules still use them. This function does not remove our rules
+    in iptables; ``LeftoverRules`` removes them.
 
     Raises:
         KernelError: one of our objects exists, and could not be removed.

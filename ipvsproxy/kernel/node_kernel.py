@@ -154,8 +154,8 @@ class NodeKernel:
     ) -> Iterator[Observation]:
         """Reads the same objects as ``observe``, but in parts; other methods may be called between two parts.
 
-        Most parts take a few milliseconds each. The parts that read addresses, local routes, a large set, the parameters of
-        all virtual servers, or changed rules take more time.
+        Most parts take a few milliseconds each. A part takes more time if it reads addresses, local routes, a large set, the
+        parameters of all virtual servers, or changed rules.
 
         If ``thorough`` is false, a poll returns only objects that may have changed since the last poll. The poll leaves out
         unchanged rules, and all other objects for which the kernel gives the same answer as before. If ``whole`` is true, the
@@ -217,7 +217,7 @@ class NodeKernel:
         return {"skeletons": {}, "is_of_rules": True} | part
 
     def _fingerprint(self, family: Family) -> object:
-        """The fingerprint of a family's rules; None if the kernel shows no fingerprint, so that only ``observe`` reads the rules.
+        """The fingerprint of a family's rules. If there is no fingerprint (None), only ``observe`` and audits read the rules.
 
         If several consecutive attempts to read the fingerprint fail, only the first failure is logged.
         """
@@ -328,7 +328,7 @@ class NodeKernel:
         return self.ipvs.read_timeouts()
 
     def why_unusable(self, name: str) -> str:
-        """The reason why no virtual server can have a scheduler, with the existing schedulers; empty if the scheduler is usable.
+        """The reason why the scheduler is unusable, followed by the existing schedulers; empty if the scheduler is usable.
 
         Raises:
             KernelError: the kernel did not answer this time; a later attempt may succeed.

@@ -25,7 +25,7 @@ _RECEIVING = {Protocol.TCP: ("tcp", "0A"), Protocol.UDP: ("udp", "07")}
 TCP_CLOSE)."""
 _MAPPED = bytes(10) + b"\xff\xff"
 _OURS = re.compile(r"-A KUBE-")
-"""Chains of ipvsproxy, of the kubelet and of kube-proxy."""
+"""Matches the beginning of a rule in a chain of ipvsproxy, of the kubelet or of kube-proxy."""
 _TARGET = re.compile(r" -j (?:(DNAT|REDIRECT)|NOTRACK|CT .*--notrack)\b")
 _DESTINATION = re.compile(r"(?<!!) -d (\S+)")
 _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")

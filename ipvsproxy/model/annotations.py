@@ -29,7 +29,7 @@ HASH_SCHEDULERS = frozenset({"sh", "mh"})
 ORDERED_SCHEDULERS = HASH_SCHEDULERS | {"dh"}
 """The schedulers that fill a table with the real servers in order (``ip_vs_sh_reassign`` in net/netfilter/ipvs/ip_vs_sh.c)."""
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh")
-"""All schedulers that an annotation may name: all of Linux 6.1 except ``twos``, which is newer than the others."""
+"""All schedulers that an annotation may name: every scheduler of Linux 6.1 except ``twos``, which is newer than the others."""
 
 
 class Annotation(enum.StrEnum):

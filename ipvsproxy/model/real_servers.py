@@ -1,4 +1,4 @@
-"""The keys of real servers, and the weights of all real servers of one virtual server, stored as packed bytes."""
+"""The keys of real servers as packed bytes, and the weights of all real servers of one virtual server as packed bytes."""
 
 import abc
 import functools
@@ -26,7 +26,10 @@ One change needs the weights several times, and unpacking 1,000 keys takes 0.1 m
 
 
 def without_method(weight: int) -> int:
-    """The weight of a real server without the bit ``TUNNELLED``; the bit means that the real server gets packets by tunnel."""
+    """A real server's weight in which the bit ``TUNNELLED`` is cleared.
+
+    The bit means that the real server gets packets by tunnel.
+    """
     return weight - TUNNELLED if weight >= TUNNELLED else weight
 
 

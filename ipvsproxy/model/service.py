@@ -343,4 +343,4 @@ class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 NODE_OWNER = Owner(-1, ServiceName("", "(node)"))
-"""The owner of objects that the node needs whatever Services exist: device, sets, rules, settings."""
+"""The owner of objects that the node needs even if there is no Service: device, sets, rules, settings."""

@@ -72,7 +72,7 @@ NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
 }
 """The set of all node ports of a protocol, and the set of node ports with externalTrafficPolicy Local."""
 WITNESS_KINDS = SCOPE_KINDS | {kind for kind in SetKind if kind.startswith("KUBE-NODE-PORT-")}
-"""The sets whose entries are the only proof that a virtual server by mark or at a node port is ours."""
+"""Only entries of these sets prove that a virtual server by firewall mark, or one at a node port, belongs to ipvsproxy."""
 
 _SET_TYPES: Mapping[SetKind, SetType] = {
     SetKind.LOOP_BACK: SetType.ADDRESS_PORT_ADDRESS,

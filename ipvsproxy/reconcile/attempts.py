@@ -20,24 +20,26 @@ from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualS
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
-"""The delays after the first failure and after many consecutive failures of an operation."""
+"""The delay in seconds after the first failure of an operation, and the longest delay, which follows after many consecutive
+failures."""
 KEPT_S = 180.0
 """The longest time that a removed real server stays on the kernel's list, if no connection holds it."""
 ADDED_S = 10.0
-"""Additions are counted over this number of seconds. The more additions there were, the shorter the list must be."""
+"""The number of seconds over which additions of real servers are counted. After more additions, the kernel's list may contain
+fewer removed real servers."""
 WALKED = 2_000_000
 """The largest number of list entries that all additions within ``ADDED_S`` may walk together. To walk this number of entries
 takes 1 to 2 % of a processor."""
 MOST_KEPT = 10_000
-"""The longest list that is allowed if there are few additions. With a list of this length, an addition takes half a millisecond
-to one millisecond."""
+"""The largest allowed number of removed real servers on the kernel's list, if there are few additions. With a list of this
+length, an addition takes half a millisecond to one millisecond."""
 FEWEST_KEPT = 1_000
 """A list of this length is always allowed: walking it for a thousand additions a second takes 5 to 10 % of a processor."""
 
 PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "fo", "ovf"})
 """Schedulers that skip a real server of weight 0. Other schedulers refuse clients instead (sh, dh, mh), or are unknown."""
 FEW_WAITING = 2
-"""The number of real servers without connections that may wait for their removal in any virtual server.
+"""In any virtual server, this many real servers without connections may wait for their removal.
 
 In a virtual server with more desired real servers, as many real servers may wait as are desired. The scheduler walks over waiting
 real servers for each connection.
@@ -72,7 +74,8 @@ class Retries:
     def fail(self, key: object, desired: object, now: float, *, is_running: bool = False) -> None:
         """Record a failure.
 
-        An operation that is still running does not count as failed. Its outcome is known only when ``hasten`` is called.
+        With ``is_running``, the operation is still running, so it does not count as a failed attempt. Its outcome is known only
+        when ``hasten`` is called.
         """
         last = self._failures.get(key)
         attempts = (last.attempts if last and last.desired == desired else 0) + (not is_running)

@@ -156,7 +156,7 @@ class Observer:
     def observing(self, observed: Observation, now: float) -> Generator[None, None, None]:
         """Replaces the observed state by the results of a reading, and yields after each piece of work.
 
-        The observed state of an unreadable kind stays the same. An observation without all virtual servers is one part of a
+        The observed state of an unreadable kind stays the same. An observation whose ``virtual_servers`` is None is one part of a
         reading; ``concluding`` must be called after the last part.
         """
         tables = self._tables
@@ -169,8 +169,8 @@ class Observer:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
             # While the addresses of this host are unknown, a second virtual server with the same settings and real servers (see
-            # ``ownership``) does not prove that a virtual server belongs to ipvsproxy. The virtual server may be a desired node
-            # port on an address of this host.
+            # ``ownership``) does not prove that a virtual server belongs to ipvsproxy. The virtual server in doubt may be a
+            # desired node port on an address of this host.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))

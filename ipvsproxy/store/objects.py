@@ -80,9 +80,9 @@ class Changes:
 class Store:
     """The known objects.
 
-    ``started_s`` is a time in seconds since the epoch; trigger times before ``started_s`` are ignored. ``guard`` judges
-    complete lists; without a guard, every list is accepted. ``here`` is the name of the Node of this process; the store keeps
-    this Node even after its deletion.
+    ``started_s`` is a time in seconds since the epoch; trigger times before ``started_s`` are ignored. ``guard`` decides whether
+    a complete list is accepted; without a guard, every list is accepted. ``here`` is the name of the Node of this process; the
+    store keeps this Node even after its deletion.
     """
 
     def __init__(self, started_s: float, guard: Guard | None = None, *, here: str = "") -> None:
@@ -139,7 +139,7 @@ class Store:
     def tunnels(self) -> tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]]:
         """The addresses of each remote node that accepts packets of direct return, and the addresses of all remote nodes.
 
-        A leaving node is included only if it accepts packets of direct return.
+        A node that is ``leaving`` and accepts no packets of direct return is left out.
         """
         if self._tunnels is None:
             nodes = self._nodes.values()
@@ -197,7 +197,7 @@ class Store:
 
     def _take_list(self, event: Listed, now: float) -> None:
         kind = event.kind
-        # No set operation is used, because its result would reserve memory for all keys: 4 MB for 100,000 keys.
+        # The keys are tested one by one, because a set difference would reserve memory for all keys: 4 MB for 100,000 keys.
         missing = {key for key in itertools.chain(self._known[kind], self._rejected[kind]) if key not in event.keys}
         shrunk: Mapping[EndpointSliceName, EndpointSlice] = {}
         if kind is ObjectKind.ENDPOINT_SLICE:

@@ -111,7 +111,7 @@ def by_mark(family: Family, settings: Settings, view: NodeView, occupied: Abstra
 
 
 def by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRules:
-    """The rules that masquerade connections by the destination that the client has chosen, without a packet mark.
+    """The masquerading rules that match the destination that the client has chosen, instead of a packet mark.
 
     Before IPVS, ``KUBE-SERVICES`` only accepts a connection to a Service address or node port, so that no rule of another program
     redirects the connection.

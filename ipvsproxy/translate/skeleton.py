@@ -166,8 +166,8 @@ these clients."""
 def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
     """The rule that drops this host's own packets to a virtual server.
 
-    As with kube-proxy, the source of the dropped packets is the service address if the service address is on ``kube-ipvs0``. If a
-    local route leads to the service address, the kernel chooses another source for IPv6.
+    If the service address is on ``kube-ipvs0``, the dropped packets have the service address as their source, as with kube-proxy.
+    If a local route leads to the service address, the kernel chooses another source for IPv6 packets.
     """
     if by_route:
         return Rule(from_this_host=True, virtual_server=key, to_virtual_server=True, target=Verdict.DROP)
@@ -219,7 +219,10 @@ def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iter
 
 
 def _guards_tunnels(settings: Settings, view: NodeView) -> bool:
-    """Whether ipvsproxy owns the tunnel devices, so that rules drop tunnels of unknown senders even if no set has an entry."""
+    """Whether ipvsproxy owns the tunnel devices.
+
+    If so, rules drop tunnel packets from unknown hosts even if no set has an entry.
+    """
     return (settings.direct_return or settings.guards_tunnels) and not view.shared_tunnel
 
 

@@ -1,4 +1,4 @@
-"""Determines whether a connection is masqueraded, and by which rules, by following its path through the rules.
+"""Follows a connection's path through the rules, to determine whether the connection is masqueraded, and which rules decide this.
 
 Only the features that ``skeleton`` uses are supported: each field of ``Rule``, and the targets of the ``nat`` table.
 """

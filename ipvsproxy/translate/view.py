@@ -213,8 +213,8 @@ def _health_check_addresses(family: Family, networks: Sequence[Network], ours: I
 
 
 GRACE_S = 8.0
-"""The grace period: the time for which node ports are still served on an address that the host has lost. A DHCP client takes some
-seconds to restart."""
+"""The grace period: the time for which node ports are still served on an address that the host has lost. Within this time, a
+restarted DHCP client can add the address again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

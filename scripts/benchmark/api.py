@@ -111,7 +111,7 @@ class Source:
 
     @property
     def post(self) -> None:
-        """None: Kubernetes events are not posted."""
+        """None, because a benchmark posts no Kubernetes events."""
 
     @property
     def statuses(self) -> Mapping[ObjectKind, source.WatchStatus]:

@@ -74,7 +74,7 @@ def run(command: str, services: int, endpoints: int, places: outside.Places | No
 
 
 def launch(services: int, endpoints: int, places: outside.Places | None = None) -> Figures:
-    """Measure ipvsproxy's start from ``execve`` until everything is programmed, and its phases.
+    """Measure the phases of ipvsproxy's start, from ``execve`` until everything is programmed.
 
     All times are in seconds since ``execve``.
 
@@ -156,7 +156,7 @@ class Cluster:
             server.store.put(ENDPOINT_SLICES, workload.endpoint_slice(number, 0, self._pods[number, 0]))
 
     def add(self, number: int, endpoints: int) -> int:
-        """Add a Service with this number of endpoints; return the number of its slices."""
+        """Add the Service ``number`` with as many endpoints as ``endpoints`` says; return how many slices the Service has."""
         self._server.put(SERVICES, workload.service(number))
         parts = -(-endpoints // workload.SLICE_ENDPOINTS)
         for part in range(parts):

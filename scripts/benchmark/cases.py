@@ -37,7 +37,8 @@ BINDING_TARGETS: Mapping[tuple[int, int], Mapping[str, tuple[float | None, float
     (44_125, 2): {},
     LARGEST: {"routes": (8.0, 2.5)},
 }
-"""The targets of each start: the most seconds, and the largest ratio of the start's time to the time of its replay.
+"""The targets for a start of each size with each binding: the longest time in seconds, and the largest ratio of the start's time
+to the time of its replay. None means that there is no target.
 
 With local routes, the ratio is not meaningful, because the kernel's share is small: with 10,000 Services, it is a tenth of the
 start's time.
@@ -195,8 +196,8 @@ def _start(size: tuple[int, ...], *, repeats: int, target: float | None, quick: 
     most_relative = None if size == CROWDED else 1.2
 
     def rows(found: Sequence[Found]) -> Iterator[Row]:
-        # Starts and replays take turns, because the machine's load changes from minute to minute. Only the first start, whose
-        # result is used only for the phases, records the messages and reads clocks.
+        # Starts and replays take turns, because the machine's load changes from minute to minute. Only the first start records
+        # the messages and reads clocks. Because this takes time, its wall time is not used.
         first, starts, replays = found[0], found[1::2], found[2::2]
         start, replay = _typical(starts), _typical(replays)
         least_start, least_replay = _typical(starts, min), _typical(replays, min)
@@ -306,7 +307,7 @@ def _figures(size: tuple[int, int], *, quick: bool) -> Case:
 
 
 def _figures_start(size: tuple[int, int]) -> Case:
-    """Measures starts with addresses and with local routes, each followed by its replay."""
+    """Measures starts, and a replay of their messages, first with local routes and then with addresses on the device."""
     sides = {way: Side([f"--ipvs-vip-binding={way}"]) for way in BINDINGS}
     case = _in_turn(f"figures start {size[0]}x{size[1]}", (*size, 0, 0), sides, repeats=1, quick=False)
 
@@ -343,7 +344,10 @@ def _steady(
     recording: str = "",
     quick: bool = True,
 ) -> Case:
-    """A case that measures ``parts`` (default: the part named ``name``) and, with a ``recording``, replays the messages."""
+    """A case that measures ``parts`` (default: the part named ``name``).
+
+    If ``recording`` is given, the case also records and replays the messages.
+    """
     arguments = {
         "pages": (services, endpoints),
         "services": services,
@@ -492,7 +496,8 @@ def _of_nodes(name: str, found: Found) -> Iterator[Row]:
 def _annotations(repeats: int) -> Case:
     """Measures starts with and without annotations alternately.
 
-    The starts are with the feature off, with the feature on but no annotations, and with annotations on each Service.
+    Three kinds of start are measured: with the feature off, with the feature on but without annotations, and with annotations on
+    each Service.
     """
     ignored, counted = ["--service-annotations=none"], ["--service-annotations=all"]
     sides = ((MAIN, ignored), (MAIN, counted), (ANNOTATED, counted))
@@ -523,7 +528,8 @@ def _binding(size: tuple[int, int], family: str, *, repeats: int, quick: bool) -
 def _backend(size: tuple[int, int], *, repeats: int, quick: bool) -> Case:
     """Measures starts alternately with rules and sets in iptables and ipset, and in nftables, each followed by its replay.
 
-    Service addresses are local routes, because the kernel's time for addresses would hide the cost of a backend.
+    Service addresses are local routes, because the time in which the kernel adds addresses to a device would hide the cost of a
+    backend.
     """
     sides = {
         backend: Side(

@@ -81,7 +81,7 @@ async def client() -> AsyncIterator[Client]:
 
 
 def main() -> None:
-    """Make the namespace of the pods, and connect to the addresses on standard input."""
+    """Make the namespace of the pods, then connect to each address that is read from standard input."""
     pods, (network, *_) = lab_agent.Namespaces(), program.CLUSTER_CIDR.split(",")
     ip(
         f"link add pods type veth peer name eth0 netns {pods.create('pods')}",

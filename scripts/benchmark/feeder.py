@@ -13,7 +13,8 @@ from typing import BinaryIO
 
 TICK_S = 0.004
 BUFFER_BYTES = 4 << 20
-"""The buffer of the socket: a second of lines, so that the feeder does not wait for the reader."""
+"""The size of the socket's send buffer in bytes. The buffer holds the lines of one second, so the feeder does not wait for the
+reader."""
 
 
 def start(lines: BinaryIO, *, begins_s: float, per_s: int) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:

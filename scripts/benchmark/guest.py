@@ -5,8 +5,9 @@
 A measurement is a list: the name of a measurement in ``measure``, and its arguments. The argument ``pages`` is the number of
 Services, the number of endpoints of each Service, and optionally the number of nodes; ``recording`` is the name of a file. A
 measurement ``restart`` runs in the namespace and on the state that the previous measurement left. A measurement that takes longer
-than ``limit_s`` is stopped. If a measurement was stopped, similar measurements, and measurements that need its recording, are not
-started. Each line of output is JSON: a result, ``error``, or ``stopped_s``, the time after which the measurement was stopped.
+than ``limit_s`` is stopped. After a measurement was stopped, no measurement with the same size and flags is started, and no
+measurement that needs its recording. Each line of output is a JSON object. The object holds a result, or only ``error`` (a text),
+or only ``stopped_s`` (the number of seconds after which the measurement was stopped).
 """
 
 import json

@@ -26,7 +26,7 @@ class Recorded(NamedTuple):
     """The rules, and the chunks that were sent to the kernel, each with its netlink protocol and its step.
 
     A step is a part of the measurement and optionally a number, such as ``change 7``; the step is empty between parts of the
-    measurement. The rules are the command line and the standard input of iptables-restore.
+    measurement. Each element of ``rules`` is one run of iptables-restore: its command line, followed by its standard input.
     """
 
     chunks: Sequence[tuple[int, bytes, str]]

@@ -290,7 +290,7 @@ class _Steady:
         rare_share = await self._processor_share(2 * RARE_POLL_S)
         await self._nothing_read()
         reader._poll_due_s = reader._whole_poll_due_s = reader._audit_due_s
-        self._running.engine.changed(time.monotonic())  # the event loop then waits for the newly set times
+        self._running.engine.changed(time.monotonic())  # now the event loop waits until the times set above
         await self._running.synced()
         self._meter.reset()
         return {
@@ -386,7 +386,7 @@ class _Steady:
         }
 
     async def churn(self, seconds: float) -> Figures:
-        """Measures a thousand changes of endpoints per second.
+        """Measures the program while a thousand changes of endpoints arrive per second.
 
         Another process sends the changes on time, even if the program is slower.
         """

@@ -24,12 +24,13 @@ from tests.support.api_server import ApiServer
 Figures = dict[str, Any]
 PAGE_S = 1.0
 HEAD_S = 3.0
-"""The intervals at which ``page.js`` requests the Services, and the state of the node."""
+"""``page.js`` requests the Services every ``PAGE_S`` seconds, and the state of the node every ``HEAD_S`` seconds."""
 PACKET_S = 4.0
 """The interval at which each Service gets a packet."""
 BURSTS_PER_S = 50
 SETTLED_S = 30.0
-"""The time from the start until the first phase. The readings of the kernel that follow the first sync end within this time."""
+"""The time from the start until the first phase. After the first sync, ipvsproxy reads the kernel, and completes these readings
+within this time."""
 FLAGS = ("--ipvs-sync-period=24h",)
 """Prevents audits. An audit costs several times as much as a viewer, and one phase could have more audits than the other."""
 WARM_S = 30.0
@@ -96,7 +97,7 @@ async def _view(proxy: outside.Proxy) -> None:
 async def _busy(proxy: outside.Proxy, expected: int) -> int:
     """The number of Services that have recent traffic, counted among the 50 busiest Services.
 
-    This number shows whether the packets are counted.
+    This number shows whether ipvsproxy has counted the packets that the benchmark sends.
     Waits at most ``COUNTED_S`` for the expected number.
     """
     for _ in range(round(COUNTED_S / PAGE_S)):

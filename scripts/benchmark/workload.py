@@ -49,7 +49,7 @@ def ipv6_cluster_address(number: int) -> str:
 
 
 def ipv6_pod_address(number: int) -> str:
-    """The IPv6 address of the pod with this number, which is inside ``program.CLUSTER_CIDR``."""
+    """The IPv6 address of the pod with this number. The address is inside ``program.CLUSTER_CIDR``."""
     return f"fd00:128::{number + 10 >> 16:x}:{number + 10 & 0xFFFF:x}"
 
 

@@ -88,7 +88,7 @@ class Guest(Protocol):
             log: the file for messages of the kernel and the program, opened to append.
 
         Raises:
-            NoKernelError: a needed file is missing, or a size is wrong.
+            NoKernelError: a needed file is missing, or this kind of guest cannot have the given size.
 
         """
 

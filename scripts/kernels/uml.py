@@ -93,7 +93,7 @@ class UserModeLinux:
 
 OF_DEBIAN = UserModeLinux(
     name="the user-mode Linux",
-    variants=("legacy",),  # without nf_tables for IPv4 and IPv6, Debian's default variant of iptables finds no table
+    variants=("legacy",),  # this kernel lacks nf_tables for IPv4 and IPv6, so Debian's default variant (nft) finds no table
     program=pathlib.Path("/usr/bin/linux.uml"),
     files=pathlib.Path("/usr/lib/uml/modules"),
     remedy="apt-get install user-mode-linux kmod (Debian)",

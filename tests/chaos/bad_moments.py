@@ -160,7 +160,7 @@ def _take_descriptors(life: "History") -> None:
 
 
 def _expect_service(life: "History") -> None:
-    """A change must be applied, and the process must answer."""
+    """Wait until a change is programmed, and until the process answers a request to ``/livez``."""
     life.change()
     desired = life.desired()
     life.wait_until(lambda: not kernel_state.differences(desired, _observed(life)), "a change in force", PROGRAMMED_WITHIN_S)

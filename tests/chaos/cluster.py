@@ -22,7 +22,7 @@ T = TypeVar("T")
 WITHIN_S = patience.seconds(60.0)
 """The longest wait until the server's thread has finished a call; some calls wait for the program."""
 BACKUPS = 4
-"""How many changes a restored backup lacks."""
+"""The number of the latest changes that a restored backup does not contain."""
 REFUSALS = 2
 """How many successive requests are refused."""
 UNREADABLE_S = 1.0
@@ -85,7 +85,7 @@ class Directory:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Write a broken manifest until the next change, or delay the contents of all files that later changes write."""
+        """Write a broken manifest, which the next change deletes; or delay the contents of all files that later changes write."""
         if kind is Trouble.GARBAGE_FILE:
             (self._path / GARBAGE).write_bytes(dice.randbytes(200))
         else:

@@ -20,7 +20,7 @@ class Kind(enum.Enum):
     """EEXIST and ENOENT are injected only as answers to changes; as answers to a query, they would report a wrong state."""
     ENOENT = "ENOENT"
     UNSENT = "unsent"
-    """The sending system call fails."""
+    """The system call that sends the message fails."""
     LOST = "lost"
     """The kernel carries out the request, but the kernel's answer overruns the receive buffer."""
     CUT = "cut"
@@ -65,7 +65,7 @@ class Faults:
         return None
 
     def done(self, order: Order) -> None:
-        """Count one failed message."""
+        """Count one message that an order has made fail. An order for a single failure ends with this message."""
         with self._done.open("a") as file:
             file.write(f"{order.kind.value}\n")
         if order.once:

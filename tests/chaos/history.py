@@ -260,7 +260,7 @@ class History:
             self.figures.kills += 1
 
     def restart(self, backend: Backend | None = None, *, descriptors: int = 0) -> None:
-        """Kill the program, change the cluster, and start the program again, with this backend and limit of descriptors."""
+        """Kill the program, change the cluster, and start the program with the given backend and file limit."""
         self.note(f"kill, start with {backend or 'the same backend'}{f' and {descriptors} descriptors' if descriptors else ''}")
         self._running.kill()
         if backend:

@@ -27,9 +27,10 @@ TROUBLE_SHARE = 0.15
 MOMENT_SHARE = 0.15
 """The shares of drift, faults, troubles and bad moments among the steps; each history has at least one step of each."""
 HARM_SHARE = 0.1
-"""The share of harms; a short history may have no harm."""
+"""The share of harms (see ``harm.py``) among the steps. A history of fewer than 10 steps has no harm."""
 DIRECTORY_EVERY = 4
-"""Of this many successive histories, the last has a directory as its source, and all others have an API server."""
+"""In each group of this many successive histories, the last history reads a directory, and all other histories read an API
+server."""
 DIRECTORY_TROUBLES = [Trouble.GARBAGE_FILE, Trouble.UNREADABLE_FILES]
 SERVER_TROUBLES = [kind for kind in Trouble if kind not in DIRECTORY_TROUBLES]
 MOMENTS: Mapping[Backend, Sequence[Moment]] = {

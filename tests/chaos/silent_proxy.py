@@ -52,7 +52,9 @@ class SilentProxy:
                 try:
                     await asyncio.wait((down, up), return_when=asyncio.FIRST_COMPLETED)
                     if not is_flowing.is_set():
-                        await up  # until the client ends the connection: an end by the server must stay hidden
+                        await (
+                            up
+                        )  # wait until the client ends the connection, because the client must not notice if the server ends it
                 finally:
                     down.cancel()
                     up.cancel()

@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_history_and_another_seed_gives_another_his
     assert live(1) != live(2)
 
 
-def test_applying_all_changes_of_a_world_results_in_the_objects_of_the_world() -> None:
+def test_the_objects_of_a_world_are_the_result_of_all_its_changes() -> None:
     world = World(random.Random(3))
     objects = dict(world.objects)
     for _ in range(200):

@@ -30,7 +30,8 @@ FOUND: dict[Moment, str] = {
     Moment.SILENT_PROXY: "differs from the model after 60 s",
     Moment.FULL_RELOAD: "the program has ended",
 }
-"""For each bad moment whose fix is removed: the violation that the suite reports."""
+"""A pattern for each kind of bad moment. If the program's fix for this kind is removed, the suite must report a matching
+violation."""
 SLOWLY_FOUND = set(FOUND) - {Moment.FULL_RELOAD}
 """The moments whose missing fix is found only after half a minute or more, because the history waits for an event that never
 happens."""

@@ -52,7 +52,7 @@ def test_listening_sockets_are_counted_separately_because_their_number_follows_t
     assert soak.growth([CALM] * 6 + [CALM._replace(listening=9)] * 3) == []
 
 
-def test_after_the_changes_each_service_has_one_endpoint_slice_and_most_services_exist() -> None:
+def test_churn_keeps_most_services_and_one_endpoint_slice_for_each_of_them() -> None:
     churn = soak.Churn(random.Random(1), services=40, endpoints=10)
     objects: dict[Key, Object] = {key_of(item): item for item in churn.objects()}
     assert len(objects) == 80

@@ -1,4 +1,4 @@
-"""Resources of which a process could use more and more: memory, file descriptors, sockets, threads and tasks."""
+"""Measures the resources that a process could leak: memory, file descriptors, sockets, threads and tasks."""
 
 import os
 from collections.abc import Collection, Mapping

@@ -141,7 +141,7 @@ class World:
         return f"Node {name} {what}", [item], []
 
     def ipv6_objects(self) -> list[Object]:
-        """All Services with a cluster IP of IPv6, and their EndpointSlices."""
+        """All Services with an IPv6 cluster IP, and their EndpointSlices."""
         names = {
             key.name
             for key, item in self.objects.items()

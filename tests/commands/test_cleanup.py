@@ -183,7 +183,7 @@ def test_a_node_that_has_only_leftover_rules_is_not_clean() -> None:
 
 
 @pytest.mark.parametrize("step", ["read", "remove"])
-def test_cleanup_reports_leftover_rules_that_it_cannot_read_or_remove_and_removes_all_others(
+def test_cleanup_reports_rules_that_it_cannot_read_or_remove_but_still_removes_all_other_rules(
     kernel: FakeKernel, step: str
 ) -> None:
     left = Tables()

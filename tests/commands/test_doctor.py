@@ -155,7 +155,7 @@ TABLE, IPSET = "nftables still holds the table inet ipvsproxy", "iptables still 
         (["--rules-backend=auto"], Backend.NFTABLES, "no PATH", IPSET, f"{IPSET}|nftables (--rules-backend=auto: no PATH)"),
     ],
 )
-def test_doctor_reports_objects_of_the_other_backend_and_names_the_flag_that_chose_this_backend(
+def test_doctor_names_the_flag_that_chooses_a_backend_if_objects_of_the_other_backend_exist(
     flags: list[str], used: Backend, why: str, left: str, expected: str
 ) -> None:
     (found,) = _judge(*flags, backend=BackendChoice(used, why), other_backend=left)
@@ -197,7 +197,7 @@ def test_doctor_does_not_report_unreadable_nftables_tables_as_absent() -> None:
     )
 
 
-def test_without_privileges_doctor_reports_only_the_missing_privileges() -> None:
+def test_doctor_reports_only_the_missing_privileges_if_it_lacks_privileges() -> None:
     lacking = (Missing("this process may not change the network", "give it CAP_NET_ADMIN"),)
     found = _judge(privileges=lacking, unread_tables=("not permitted",), unread_backend="not permitted")
     assert {one.topic for one in found} == {"privileges"}
@@ -276,7 +276,7 @@ def test_doctor_accepts_a_read_only_kernel_setting_only_if_it_has_the_desired_va
     assert finding.level is Level.FAIL
 
 
-def test_disabled_ipv6_forwarding_is_a_failure_for_ipv6_pods_but_not_on_a_host_without_ipv6() -> None:
+def test_disabled_ipv6_forwarding_is_a_failure_only_if_the_host_has_ipv6() -> None:
     off = {"net/ipv6/conf/all/forwarding": "0"}
     (finding,) = _judge("--cluster-cidr=10.0.0.0/8,fd00::/48", sysctls=off)
     assert finding.level is Level.FAIL

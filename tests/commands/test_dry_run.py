@@ -46,7 +46,7 @@ async def test_a_dry_run_finds_no_differences_on_a_node_in_the_desired_state() -
     assert compared.status.is_healthy
 
 
-async def test_each_difference_is_logged_once_and_exported_while_it_lasts() -> None:
+async def test_each_difference_is_logged_once_but_counted_in_the_metric_until_it_ends() -> None:
     kernel = await synced_kernel(*WEB)
     del kernel.virtual_servers[CLUSTER].real_servers[THERE]
     compared = Shadowed(kernel)

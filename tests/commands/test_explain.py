@@ -130,14 +130,14 @@ async def test_explain_shows_a_program_that_listens_at_an_address_and_port_of_th
     assert set(asked) == {(Protocol.TCP, 80), (Protocol.TCP, 30080)}
 
 
-async def test_endpoints_and_real_servers_are_shown_with_pod_names_before_their_addresses() -> None:
+async def test_explain_shows_endpoints_and_real_servers_with_the_names_of_their_pods() -> None:
     lines = await _synced_text("default/web", *WEB, targets=PODS)
     assert "        -> 10.244.0.1:8080 (default/web-a) weight 1, connections: 0 active, 0 inactive" in lines
     assert "      default/web-a 10.244.0.1 port 8080 on node-a: in" in lines
     assert "      10.244.1.1 port 8080 on node-b: in" in lines
 
 
-async def test_explain_searches_for_a_name_without_a_namespace_in_all_namespaces() -> None:
+async def test_explain_searches_all_namespaces_if_the_name_has_no_namespace() -> None:
     other = builders.service("web", namespace="other", cluster=["10.96.0.11"])
     lines = await _synced_text("web", *WEB, other)
     assert [line for line in lines if line.startswith("Service ")] == [
@@ -201,7 +201,7 @@ async def test_explaining_a_node_port_on_loopback_shows_the_addresses_that_serve
 
 
 @pytest.mark.parametrize("subject", ["default/none", "127.0.0.1:80"], ids=["a name", "a loopback port that is no node port"])
-async def test_explain_answers_that_a_subject_is_unknown(subject: str) -> None:
+async def test_explain_reports_an_unknown_subject(subject: str) -> None:
     unknown, *hint = await _synced_text(subject, *WEB)
     assert unknown == f"{subject}: no Service or endpoint of this name, and no virtual server or endpoint at this address"
     assert ["spec.clusterIP None" in line for line in hint] == [True] * ("none" in subject)

@@ -80,7 +80,7 @@ async def test_list_shows_a_service_name_beside_each_row_in_one_column() -> None
     assert kernel.applied == []
 
 
-async def test_list_shows_the_number_of_a_port_without_a_name() -> None:
+async def test_the_command_list_shows_the_port_number_if_the_port_has_no_name() -> None:
     objects = (builders.node(), builders.service("dns", builders.service_port(53, Protocol.UDP, node_port=30053)))
     lines = await _lines(await synced_kernel(*objects), *objects)
     assert [line[72:] for line in lines[3:]] == ["default/dns:53 (no real servers)"] * 2

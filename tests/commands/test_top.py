@@ -53,7 +53,7 @@ async def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-async def test_with_the_option_once_top_prints_the_node_and_its_services_with_rates(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_top_with_the_option_once_prints_the_node_and_its_services_with_rates(capsys: pytest.CaptureFixture[str]) -> None:
     first, second, _, titles, web, dns = (await _shown(capsys, "--once")).splitlines()[-6:]
     assert first == "node-a: in force"
     assert second.startswith("pending 0  failed 0  drifted 0  draining 0  0 active, 0 inactive  ")
@@ -84,7 +84,7 @@ def test_top_without_a_running_ipvsproxy_prints_one_sentence_and_returns_a_failu
     assert (output, error) == ("", "ipvsproxy: no ipvsproxy answers on http://127.0.0.1:9: Connection refused\n")
 
 
-def test_top_logs_that_the_metrics_server_is_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_top_says_that_the_metrics_server_is_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert top.run(loading.from_flags("--metrics-port=0")) == CANNOT_TELL
     assert "turns the metrics server off: name one by --server" in capsys.readouterr().err
 

@@ -104,9 +104,7 @@ def test_completion_prints_a_script_for_a_shell_and_otherwise_the_names_of_the_s
         (["--dry-run", "--dry-run=false", "--output", "json", "-o=text"], (False, False)),
     ],
 )
-def test_every_command_accepts_its_options_and_uses_the_last_value_of_a_repeated_option(
-    arguments: list[str], choices: tuple[bool, bool]
-) -> None:
+def test_the_last_value_of_dry_run_and_of_output_counts(arguments: list[str], choices: tuple[bool, bool]) -> None:
     config = loading.from_flags(*arguments)
     assert (config.dry_run, config.as_json) == choices
 
@@ -118,7 +116,7 @@ def test_a_wrong_value_of_an_enumeration_is_reported_with_the_most_similar_value
     assert problem == "--only: 'owm' must be own"
 
 
-def test_the_output_and_dry_run_flags_apply_even_with_a_configuration_file() -> None:
+def test_the_flags_output_and_dry_run_take_effect_even_with_a_configuration_file() -> None:
     config = loading.from_file("", "-o", "json", "--dry-run")
     assert (config.dry_run, config.as_json, config.notices) == (True, True, ())
 

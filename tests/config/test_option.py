@@ -1,4 +1,7 @@
-"""Compares the syntax of option values with Go's rules. The tests of flags and of the file cover the texts of errors."""
+"""Compares the syntax of option values with Go's rules.
+
+``test_load.py`` (flags) and ``test_file.py`` (the file) test the texts of errors.
+"""
 
 from collections.abc import Callable, Sequence
 

@@ -141,7 +141,7 @@ def test_a_zero_or_empty_field_of_a_file_means_the_default() -> None:
 
 
 @pytest.mark.parametrize("mode", ["", "iptables", "nftables"])
-def test_another_proxy_mode_is_refused_with_the_remedy(mode: str) -> None:
+def test_the_error_for_a_proxy_mode_other_than_ipvs_says_what_to_set(mode: str) -> None:
     reason = (
         f"'{mode}' is a mode that ipvsproxy does not support"
         if mode
@@ -257,7 +257,7 @@ def test_an_interface_name_that_cannot_be_written_in_a_rule_is_refused(mode: str
     ]
 
 
-def test_the_cluster_cidr_is_ignored_in_another_local_pod_detection_mode() -> None:
+def test_the_cluster_cidr_is_ignored_if_the_detect_local_mode_is_node_cidr() -> None:
     assert from_flags("--detect-local-mode=NodeCIDR", "--cluster-cidr=junk").translation.cluster_networks == ()
 
 
@@ -304,7 +304,7 @@ def test_feature_gates_of_other_modes_of_kube_proxy_have_no_effect() -> None:
     assert config.without_effect == tuple(f"--feature-gates {name}" for name in names)
 
 
-def test_a_port_flag_that_has_no_effect_because_the_address_has_a_port_is_reported() -> None:
+def test_a_port_flag_is_reported_if_it_has_no_effect_because_the_address_has_a_port() -> None:
     config = from_flags("--healthz-port=8080")
     assert config.servers.health == listen("0.0.0.0", 10256)
     assert str(config.notices[1]) == "--healthz-port: 8080 has no effect, because the default address 0.0.0.0:10256 has a port"

@@ -490,7 +490,7 @@ async def test_a_step_of_the_start_that_keeps_failing_ends_the_program_with_the_
 
 
 @pytest.mark.parametrize(("number", "is_given_up"), [(0, True), (errno.ETIMEDOUT, False)])
-def test_a_family_whose_iptables_program_fails_is_not_served_but_a_program_that_hangs_raises_an_error(
+def test_a_family_is_not_served_if_its_iptables_fails_and_an_error_is_raised_if_its_iptables_hangs(
     number: int, *, is_given_up: bool
 ) -> None:
     def program(family: Family) -> Program:

@@ -50,7 +50,7 @@ _MODULE = re.compile("^/sys/module/[^/]+/")
 _PROTOCOLS = {0: "route", 12: "netfilter", 16: "generic"}
 _GENERIC = 16
 _REMOVING = frozenset({3, 7, 17})  # IPVS_CMD_DEL_SERVICE, IPVS_CMD_DEL_DEST, IPVS_CMD_FLUSH (include/uapi/linux/ip_vs.h).
-_FIRST_FAMILY = 17  # Numbers of generic netlink families begin after the number of their controller
+_FIRST_FAMILY = 17  # The numbers of generic netlink families begin after 16, the number of their controller
 
 
 class Order(NamedTuple):
@@ -92,7 +92,7 @@ class Acts:
 
 
 def failures(name: str) -> Sequence[str]:
-    """The kinds of failure that an act of this name can have."""
+    """The ways in which an act with this name can fail."""
     return [
         failure
         for failure in FAILURES[name.partition(" ")[0]]

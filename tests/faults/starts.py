@@ -22,12 +22,13 @@ from tests.support.golden_http import fetch
 
 SYNC_PERIOD_S = 1
 WITHIN_S = patience.seconds(90.0)
-"""The longest wait until everything is in force after acts that failed once. The wait includes a start, the end of a hanging
-process, and two attempts."""
+"""The longest wait in seconds until everything is in force, if each failing act fails only once. The wait includes a start, the
+end of a hanging process, and two attempts."""
 SHOWN_WITHIN_S = patience.seconds(120.0)
 """The longest wait until a fault is reported, or until a start has failed after all of its attempts."""
 TOLD_WITHIN_S = 1.0
-"""If everything is in force in spite of a permanent failure: the wait before the test looks for reports of the failure."""
+"""The pause in seconds before the test looks for reports of a permanent failure, if everything is in force in spite of the
+failure."""
 TRIES = 3
 """The number of times that a failed step of the start is repeated in these tests, with pauses of 0.7 s in total. A usual start
 repeats the step for 21 s."""
@@ -194,11 +195,11 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
     """A sentence for each of these rules that the start has broken.
 
     Rule 1: no object of an existing Service is removed, and nothing is removed from IPVS, whatever fails, however often.
-    Rule 2: after acts that failed once, all objects are programmed, and the process continues.
+    Rule 2: if acts fail only once, all objects are programmed in the end, and the process continues.
     Rule 3: while an act always fails, a metric and at least one log line report the objects that are not programmed.
     Rule 4: if an object that all Services need is not programmed, ``/healthz`` reports the fault too. A missing object of one
     Service does not make the node unhealthy, because taking the node out of load balancers would hurt all other Services.
-    Rule 5: if an act always fails, a process that cannot start for this reason may end. It must log the reason, and must have
+    Rule 5: a process may end if it cannot start because an act always fails. It must log the reason, and must have
     programmed nothing. The kernel continues to serve, and anyone can see that the process has ended.
     """
     is_permanent = any(order.time == 0 for order in orders)
@@ -232,7 +233,7 @@ def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str],
 def orders(done: Sequence[acts.Act]) -> Iterator[acts.Order]:
     """All failures that are tried in a start with these acts.
 
-    Each act fails once at its first occurrence, once at its last occurrence, and always.
+    Each failure makes one act fail at its first occurrence, at its last occurrence, or at every occurrence.
     """
     times = Counter(act.name for act in done)
     for name, last in times.items():

@@ -38,7 +38,8 @@ READINGS = (
     "send route type 18 dump",
     "send generic command 4 dump",
 )
-"""Reads that the loop makes before it programs anything. An earlier step of the start may have made the same reads as a check."""
+"""The acts with which the loop reads the kernel before it programs anything. An earlier step of the start may have made the same
+reads as a check."""
 
 
 @pytest.fixture(scope="module", name="node")

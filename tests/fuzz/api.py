@@ -35,7 +35,7 @@ _VIEW = builders.node_view()
 
 
 def decoder(data: bytes) -> None:
-    """A page of a list, or a watch line: either raw bytes, or bytes that are built from objects.
+    """Decodes a page of a list, or a watch line. The decoded bytes are either raw, or built from objects.
 
     The decoder may raise only ``UndecodableError``.
     """

@@ -42,7 +42,7 @@ def test_a_set_that_cannot_be_removed_counts_as_in_use_only_if_the_kernel_says_s
 
 
 @pytest.mark.parametrize("present", [(), ("KUBE-IPVS-IPS", "KUBE-CLUSTER-IP")])
-def test_removed_ipsets_are_logged_and_the_set_of_all_service_addresses_is_removed_before_the_set_of_cluster_ips(
+def test_remove_ipsets_logs_its_removals_and_removes_kube_ipvs_ips_before_kube_cluster_ip(
     present: Sequence[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed: list[str] = []
@@ -59,7 +59,7 @@ def test_removed_ipsets_are_logged_and_the_set_of_all_service_addresses_is_remov
     assert removed.index("KUBE-IPVS-IPS") < removed.index("KUBE-CLUSTER-IP")
 
 
-def test_if_ipset_is_not_loaded_no_set_is_removed(tmp_path: pathlib.Path) -> None:
+def test_no_set_is_removed_if_ipset_is_not_loaded(tmp_path: pathlib.Path) -> None:
     assert backends.remove_ipsets(tmp_path) == ()
 
 

@@ -290,7 +290,7 @@ def test_a_real_server_gets_its_new_weight_whether_or_not_it_existed_before(
     assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 0}
 
 
-def test_removing_an_absent_object_succeeds_and_the_outcome_shows_that_the_object_was_absent(kernel: Kernel) -> None:
+def test_the_outcome_of_a_removal_is_a_surprise_without_an_error_if_the_object_was_absent(kernel: Kernel) -> None:
     items: tuple[Item, ...] = (
         server(),
         real_server(server()),
@@ -313,7 +313,7 @@ def test_removing_a_virtual_server_removes_its_real_servers(kernel: Kernel) -> N
     assert refusal(kernel, Verb.SET, real_server(desired)) == errno.ESRCH
 
 
-def test_a_real_server_with_an_invalid_address_or_with_a_lower_threshold_above_the_upper_one_is_refused(kernel: Kernel) -> None:
+def test_a_real_server_is_refused_if_its_address_is_invalid_or_its_lower_threshold_is_too_high(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired)
     for text in ("0.0.0.0", "224.0.0.1", "fd00:244::9"):
@@ -512,7 +512,7 @@ def test_each_of_several_real_servers_that_already_existed_has_a_separate_outcom
     assert set(virtual_servers(kernel)[desired.key].real_servers.values()) == {1}
 
 
-def test_each_of_several_refused_real_servers_has_a_separate_outcome(kernel: Kernel) -> None:
+def test_a_refused_real_server_and_the_added_real_servers_get_separate_outcomes(kernel: Kernel) -> None:
     desired = server()
     impossible = RealServerKey.of(parse_address("224.0.0.1"), 80)
     items = several(desired, 1, 2)

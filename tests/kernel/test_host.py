@@ -43,7 +43,7 @@ def proc(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.parametrize(("text", "version"), [("5.15.0-91-generic", (5, 15)), ("6.1.176", (6, 1)), ("6.12-rc1", (6, 12))])
-def test_the_kernel_version_is_read_as_its_first_two_numbers(
+def test_the_kernel_version_consists_of_the_first_two_numbers_of_the_release(
     monkeypatch: pytest.MonkeyPatch, text: str, version: tuple[int, int]
 ) -> None:
     monkeypatch.setattr("os.uname", lambda: SimpleNamespace(release=text))

@@ -82,7 +82,7 @@ def test_a_lock_in_another_network_namespace_is_ignored(request: pytest.FixtureR
         instance.Instance(NAME).close()
 
 
-def test_a_socket_of_another_user_with_the_name_of_the_lock_does_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_succeeds_if_another_user_has_a_socket_with_the_name_of_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     def credentials(*_: object) -> bytes:
         return struct.pack("3i", 4711, 1000, 1000)
 
@@ -91,7 +91,7 @@ def test_a_socket_of_another_user_with_the_name_of_the_lock_does_not_prevent_the
         assert second.squatter == "a process of user 1000"
 
 
-def test_a_socket_with_the_name_of_the_lock_that_never_answers_does_not_prevent_the_start(
+def test_the_start_succeeds_if_a_socket_with_the_name_of_the_lock_never_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(instance, "ANSWER_WITHIN_S", 0.1)

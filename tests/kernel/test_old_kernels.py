@@ -53,7 +53,7 @@ metadata: {name: node-a}
 
 @pytest.fixture(params=OLD_KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> old_kernel.OldKernel:
-    """Make all netlink sockets of this test answer as on an old kernel."""
+    """Make all netlink sockets of this test answer like netlink sockets of an old kernel."""
     chosen = OLD_KERNELS[request.param]
     monkeypatch.setitem(vars(netlink), "socket", old_kernel.sockets(chosen))
     return chosen

@@ -224,7 +224,7 @@ async def test_the_arguments_of_a_failed_call_are_freed_without_garbage_collecti
         with contextlib.suppress(KernelError):
             await thread.call(heavy.fail)
         del heavy
-        await thread.call(note(1))  # the thread no longer refers to the previous call
+        await thread.call(note(1))  # makes the thread drop its references to the previous call
         assert kept() is None
     finally:
         gc.enable()

@@ -99,7 +99,7 @@ def test_every_range_is_parsed_and_its_host_bits_are_cleared(
         ("::/0", "::/0"),
     ],
 )
-def test_ranges_in_unusual_notation_are_accepted(text: str, canonical: str) -> None:
+def test_cidr_ranges_in_unusual_notation_are_accepted(text: str, canonical: str) -> None:
     assert str(parse_network(text)) == canonical
 
 
@@ -152,6 +152,6 @@ def test_addresses_print_as_operators_write_them() -> None:
     assert str(Network(Address(bytes(4)), 0)) == "0.0.0.0/0"
 
 
-def test_families_and_protocols_have_the_kernels_numbers_and_the_names_of_the_api_and_of_ipset() -> None:
+def test_families_and_protocols_have_the_numbers_and_names_that_kernel_api_and_ipset_use() -> None:
     assert [(int(family), family.label, family.bits) for family in Family] == [(2, "IPv4", 32), (10, "IPv6", 128)]
     assert [(int(protocol), protocol.label) for protocol in Protocol] == [(6, "tcp"), (17, "udp"), (132, "sctp")]

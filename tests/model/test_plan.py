@@ -81,7 +81,7 @@ def test_failed_real_servers_are_retried_together_and_other_objects_one_at_a_tim
     assert list(plan.as_tried_again(several)) == [several[0], *(Operation(Verb.ADD, SetEntries.of(entry)) for entry in ENTRIES)]
 
 
-def test_the_outcome_of_an_operation_on_several_objects_yields_one_outcome_for_each_object() -> None:
+def test_each_object_of_an_operation_gets_a_separate_outcome_if_one_object_has_failed() -> None:
     entries, addresses = (
         Operation(Verb.ADD, item) for item in (SetEntries("KUBE-IPVS-IPS", ENTRIES), BoundAddresses((IP, OTHER)))
     )

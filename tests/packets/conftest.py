@@ -1,4 +1,6 @@
-"""The fixtures of packet tests: the program or the three nodes of a module, and the binding.
+"""The fixtures of packet tests.
+
+A module gets one running program, or three nodes. The binding says how Service addresses become local.
 
 Both bindings must give the same results.
 """

@@ -30,7 +30,8 @@ class Row(NamedTuple):
     sources: str = ""
     protocols: tuple[str, ...] = ("TCP", "UDP", "SCTP")
     is_of_every_kind: bool = False
-    """Whether the request is also sent with local routes, and in each test run on Debian's kernel."""
+    """Whether the request is also sent in two other environments: with local routes instead of addresses on the device, and on
+    Debian's kernel."""
 
 
 class Question(NamedTuple):
@@ -44,7 +45,7 @@ class Question(NamedTuple):
         return f"{self.row.about}: {self.protocol} {self.family.label}"
 
     def is_of(self, binding: Binding) -> bool:
-        """Whether this request is sent with this binding.
+        """Whether the tests send this request when Service addresses become local by the given method.
 
         With local routes, only some rows are tested, and only over TCP, because an address becomes local for all protocols alike.
         """

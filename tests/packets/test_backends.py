@@ -102,7 +102,7 @@ def test_a_start_with_the_other_backend_recognises_the_virtual_servers_that_a_ki
         "insert rule inet ipvsproxy IPv4-filter-INPUT accept",
     ],
 )
-def test_a_notification_of_the_kernel_suffices_to_repair_drift_caused_by_another_program(
+def test_a_notification_from_the_kernel_is_enough_to_repair_drift_by_another_program(
     laboratory: lab.Lab, tmp_path: Path, command: str
 ) -> None:
     """No audit and no poll happens during this test."""
@@ -169,9 +169,7 @@ def test_cleanup_removes_sets_with_another_definition(laboratory: lab.Lab, tmp_p
         assert not running.virtual_servers()
 
 
-def test_after_a_boot_with_our_saved_rules_virtual_servers_of_other_programs_do_not_count_as_ours(
-    laboratory: lab.Lab, tmp_path: Path
-) -> None:
+def test_virtual_servers_of_other_programs_stay_if_a_boot_has_loaded_our_saved_rules(laboratory: lab.Lab, tmp_path: Path) -> None:
     theirs = {("TCP", cluster.address("node", Family.IPV4), 30001), ("TCP", cluster.address("balancer 1", Family.IPV4), 80)}
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
         running.have(*SERVICES)
@@ -315,7 +313,7 @@ def transactions(serving: Cluster, *manifests: list[Manifest]) -> int:
         return nft.generation(channel) - before
 
 
-def test_a_sync_needs_two_transactions_if_it_both_adds_and_removes_objects_and_one_transaction_otherwise(
+def test_a_sync_needs_two_transactions_only_if_it_both_adds_and_removes_objects(
     serving: Cluster,
 ) -> None:
     first = plain("first", 1)

@@ -213,7 +213,7 @@ def _answers(running: Cluster, family: Family) -> set[str]:
 
 
 @with_addresses
-def test_if_two_services_have_the_same_address_or_node_port_the_older_service_is_served_until_its_deletion(
+def test_the_older_of_two_services_with_one_address_or_node_port_is_served_until_its_deletion(
     running: Cluster,
 ) -> None:
     pods = {name: {family: cluster.address(name, family) for family in Family} for name in ("p1", "p2")}

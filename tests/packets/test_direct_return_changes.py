@@ -36,7 +36,7 @@ def test_endpoints_see_the_client_address_and_answer_directly_if_service_address
     check_each_protocol(three, entry)
 
 
-def test_with_session_affinity_a_client_keeps_its_endpoint_whichever_node_of_entry_it_uses(three: Three) -> None:
+def test_a_client_with_session_affinity_keeps_its_endpoint_at_every_node_of_entry(three: Three) -> None:
     """Neither node of entry has endpoints of the Service.
 
     Session affinity at the node with the endpoint also applies to packets that arrive through a tunnel.
@@ -193,7 +193,7 @@ MOVED_AT_MOST = 1 / 3
 endpoints."""
 
 
-def test_only_a_few_open_connections_end_if_the_next_node_of_entry_has_endpoints_of_the_service(three: Three) -> None:
+def test_most_open_connections_survive_when_the_client_changes_to_a_node_with_endpoints(three: Three) -> None:
     three.have(nodes(*NODES), web("p1", "r1"))
     three.enter_by("third")
     connections = three.open("TCP", Family.IPV4, len(MANY_PORTS), MANY_PORTS)

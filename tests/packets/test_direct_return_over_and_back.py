@@ -34,7 +34,8 @@ The recorded kube-proxy knew only IPv4 addresses of pods, so IPv6 Services have 
 """
 CLIENT = cluster.address("client", Family.IPV4)
 HELD = (("p1", "TCP", "10.96.16.1", 80), ("host", "TCP", "fd00:10:96::b01", 80), ("client", "TCP", "198.51.100.6", 80))
-"""The connections to other Services that stay open."""
+"""Connections to other Services than the Service of ``DIRECT``: client, protocol, address and port. These connections must stay
+open."""
 FORMER = {
     "net/ipv4/conf/all/rp_filter": "2",
     "net/ipv4/conf/tunl0/rp_filter": "1",
@@ -49,7 +50,7 @@ WITHIN_S = patience.seconds(600.0)
 
 
 @pytest.mark.parametrize("way", ["cleanup", pytest.param("off", marks=patience.THOROUGH)])
-def test_a_return_to_kube_proxy_leaves_no_part_of_direct_return_on_the_node(tmp_path: Path, way: str) -> None:
+def test_direct_return_leaves_nothing_on_a_node_that_goes_back_to_kube_proxy(tmp_path: Path, way: str) -> None:
     """The node returns to kube-proxy after ``cleanup --only=own`` or after a start with direct return off.
 
     Connections to other Services must continue. With rules in nftables, kube-proxy starts and writes its own rules before
@@ -166,7 +167,7 @@ def _tunnels_and_settings(node: lab.Lab, place: str) -> tuple[set[str], dict[str
 
 
 def _sources(node: lab.Lab) -> tuple[str, ...]:
-    """The client addresses that the pods of the Service with direct return see on both nodes; empty if a request fails."""
+    """The source addresses that the pods of ``DIRECT`` see; empty if not every request succeeds or one node gets none."""
     seen = node.probe("client", "TCP", *DIRECT, src=CLIENT, count=three_nodes.CLIENTS, timeout_s=20.0)
     return seen.sources if (seen.outcome, seen.backends) == ("ok", ("10.244.0.11", "10.244.1.11")) else ()
 

@@ -71,7 +71,7 @@ REFUSED = [
 
 
 def wrong(laboratory: lab.Lab) -> list[str]:
-    """The clients that are still treated according to a former policy."""
+    """The probes whose outcome contradicts the changed policies, each with its outcome."""
     results = zip((*SERVED, *REFUSED), laboratory.probe_all((*SERVED, *REFUSED)), strict=True)
     return [f"{probe}: {result.outcome}" for probe, result in results if (result.outcome == "ok") is (probe in REFUSED)]
 

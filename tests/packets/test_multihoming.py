@@ -32,7 +32,7 @@ def _association(laboratory: lab.Lab) -> Iterator[None]:
 
 
 def _move(running: Cluster) -> lab.Connection:
-    """Open an association, and let the client continue from the second address."""
+    """Open an association from the client's first address, and then make the client continue from its second address."""
     running.have(WEB)
     opened = running.lab.open("client", "SCTP", TO, 80, src=f"{FIRST},{SECOND}")
     assert opened.backend == cluster.address("p1", Family.IPV4)

@@ -42,7 +42,7 @@ def _node_port_addresses(running: Cluster, protocol: str = "TCP") -> set[str]:
 def _wait_until_served(running: Cluster, *addresses: str) -> None:
     """Wait until the node port is served on exactly these addresses of the node.
 
-    The wait outlasts the time for which lost addresses are kept.
+    The time limit is longer than the grace period, in which node ports are still served on addresses that the host has lost.
     """
     within_s = GRACE_S + cluster.CHANGED_WITHIN_S
     running.wait_until(lambda: _node_port_addresses(running) == {*addresses}, f"served on {addresses}", within_s)

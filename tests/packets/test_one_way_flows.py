@@ -128,7 +128,7 @@ def test_no_packet_is_sent_to_a_wrong_pod_when_endpoints_or_the_service_are_remo
 
 
 @mainly_ipv6
-def test_a_kernel_before_5_9_ends_the_connection_to_a_removed_real_server_at_its_next_packet(
+def test_a_kernel_before_5_9_ends_a_connection_to_a_removed_real_server_when_a_packet_arrives(
     running: Cluster, family: Family
 ) -> None:
     """Kernels before 5.9, and later kernels without ``expire_nodest_conn``, do not look for connections to a removed real server.

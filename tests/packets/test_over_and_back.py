@@ -1,9 +1,10 @@
 """The migration from kube-proxy to ipvsproxy and back, step by step on one kernel, while clients send requests all the time.
 
-Each step runs commands exactly as docs/migration.md prints them: the check of the configuration, the migration, and the return,
-first by label and then in place. ``tests.support.one_node`` replaces the cluster. kube-proxy does not run. Instead, the test
-writes kube-proxy's recorded state to the kernel before ipvsproxy starts and, after a return from nftables, kube-proxy's recorded
-rules and sets. The configuration file is that of kube-proxy, without additional fields. Additional flags turn on features of
+Each step runs commands exactly as docs/migration.md prints them. The first step checks the configuration. Then the test migrates
+and returns by label, and then it migrates and returns in place. ``tests.support.one_node`` replaces the cluster. kube-proxy does
+not run. Instead, the test writes kube-proxy's recorded state to the kernel before ipvsproxy starts and, after a return from
+nftables, kube-proxy's recorded rules and sets. The configuration file is that of kube-proxy, without additional fields.
+Additional flags turn on features of
 ipvsproxy: second scopes, and local routes or nftables. After each step the objects of both proxies are compared with the
 recording.
 

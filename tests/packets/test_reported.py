@@ -24,7 +24,7 @@ Start = Callable[..., cluster.Cluster]
 
 @pytest.fixture(scope="module", name="start")
 def _start(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts the program with these flags, unless it already runs with the same flags."""
+    """Yields a function that starts the program with given flags, unless the program already runs with exactly these flags."""
     directory = tmp_path_factory.mktemp("reported")
     present: dict[tuple[str, ...], cluster.Cluster] = {}
     with contextlib.ExitStack() as running:

@@ -1,4 +1,4 @@
-"""Second scopes with each method to recognise local pods, while scopes change, and with the commands plan, verify and cleanup."""
+"""Covers second scopes (docs/scopes.md): detection of local pods, scope changes, and plan, verify and cleanup."""
 
 import contextlib
 import functools
@@ -81,7 +81,8 @@ PREFIX = ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefi
     "flags",
     [
         pytest.param((*BRIDGE, "--masquerade-all"), id="bridge, masquerade all"),
-        # The following cases need the same kernel features as test_scopes.py, and a match of bridge names with a wildcard.
+        # The following cases need the same kernel features as test_scopes.py, and rules that can match bridge names by a
+        # wildcard.
         pytest.param(("--detect-local-mode=NodeCIDR",), id="ranges of the Node", marks=patience.THOROUGH),
         pytest.param(PREFIX, id="prefix of interfaces", marks=patience.THOROUGH),
     ],
@@ -298,7 +299,7 @@ def _all_scopes() -> golden_state.State:
     return {"servers": {row: one for row, one in servers.items() if row.startswith("FWM")}, "sets": sets, "rules": rules}
 
 
-# One run of the program for all other tests.
+# The tests below share one run of the program.
 
 
 @pytest.fixture(name="running", scope="module")
@@ -330,7 +331,7 @@ def _third_node(laboratory: lab.Lab) -> Iterator[None]:
         yield
 
 
-def test_a_node_without_a_local_endpoint_does_not_answer_pods_of_third_nodes_at_its_node_port(
+def test_a_node_port_without_a_local_endpoint_does_not_answer_a_pod_of_a_third_node(
     running: cluster.Cluster,
 ) -> None:
     """Packets from the third node's pod keep their source address, so answers of a remote endpoint would bypass this node.

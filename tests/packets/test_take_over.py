@@ -32,7 +32,8 @@ INTERVAL_S = patience.seconds(0.05)
 LOOKED_THROUGH = frozenset({"flow"})
 """Operations that write nothing: each start reads the tracked flows of UDP ports."""
 WRITTEN = frozenset({("set", "sysctl")})
-"""Operations that are permitted, because the recording does not include the size of the table of flows."""
+"""Operations that a take-over may do: it sets the size of the table of flows, because the recording does not include this
+size."""
 SCOPED_SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables")
 SCOPED = frozenset({("add", "virtual_server"), ("add", "real_server"), ("add", "set"), ("add", "set_entry"), ("set", "rules")})
 """The operations that add the objects of second scopes or write their chains of rules."""

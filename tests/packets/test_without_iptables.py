@@ -28,7 +28,7 @@ def loaded() -> set[str]:
 
 @pytest.fixture(name="laboratory")
 def _laboratory() -> Iterator[lab.Lab]:
-    """The lab on a kernel without modules of iptables and ipset. The modules are loaded again for other tests."""
+    """The lab on a kernel without modules of iptables and ipset. After the test, the modules are loaded again for other tests."""
     built_in = [name for name in ("ip_set", "x_tables") if Path(f"/sys/module/{name}").exists() and name not in loaded()]
     if built_in:
         pytest.skip(f"built into this kernel: {', '.join(built_in)}")

@@ -32,8 +32,8 @@ ENTRIES = {
     "third": ("172.18.0.4", "fc00:f853:ccd::4"),
 }
 CLIENTS = 48
-"""The kernel chooses by the client's port, which is random. Even with 24 clients, all clients would reach one node only once in
-500,000 runs."""
+"""The number of clients in a test. The kernel chooses an endpoint by the client's port, which is random. Even with 24 clients,
+all clients would reach the same node in only one of 500,000 runs."""
 WITHIN_S = patience.seconds(240.0)
 _MANGLE = ("-w", "-t", "mangle")
 DIRECT = ("--ipvs-direct-return=on", "--ipvs-traffic-scopes=kube-proxy")
@@ -123,7 +123,7 @@ class Three:
         """Poll until a condition holds while the program of this node runs.
 
         Raises:
-            ProgramError: under the conditions of ``Program.wait_until``. The message has the last output of ``verify``.
+            ProgramError: the program ended, or the condition did not hold in time. The message has the last output of ``verify``.
         """
         running = self.cluster.program if place == "node" else self._programs[place]
         try:

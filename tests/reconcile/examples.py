@@ -1,6 +1,6 @@
 """Desired states built by hand for tests of single modules.
 
-The states contain virtual servers, set entries, addresses and flows with their owners.
+Each state has one owner, and contains this owner's virtual servers, set entries, addresses and flows.
 """
 
 from collections.abc import Iterable, Mapping

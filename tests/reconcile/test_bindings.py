@@ -73,7 +73,7 @@ def test_if_the_process_is_killed_during_a_switch_of_binding_every_address_stays
 
 
 def _one_by_one(node: simulation.SimulatedNode) -> list[Operation]:
-    """The operations of a switch of binding, in their order."""
+    """The operations that switch a node from the other binding to the binding of ``node``, in their order."""
     copy = running(OTHER[node.binding])
     copy.switch(node.binding)
     return copy.sync()
@@ -102,7 +102,7 @@ def test_with_either_binding_an_undesired_address_is_removed_after_its_virtual_s
 
 
 @BINDINGS
-def test_with_either_binding_changes_by_other_programs_are_drift_and_are_repaired(binding: Binding) -> None:
+def test_changes_by_other_programs_are_repaired_as_drift_with_either_binding(binding: Binding) -> None:
     node = running(binding)
     held = {Binding.ADDRESSES: node.kernel.addresses, Binding.ROUTES: node.kernel.routes}
     stray = parse_address("10.96.7.7")

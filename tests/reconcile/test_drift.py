@@ -22,7 +22,7 @@ def contested(times: int, *, every_s: float = 10) -> tuple[Drifts, float]:
     return drifts, (times - 1) * every_s
 
 
-def test_the_first_three_drifts_of_an_object_are_repaired_at_once() -> None:
+def test_the_first_three_drifts_of_an_object_are_repaired_without_delay() -> None:
     drifts, now = contested(3)
     assert not drifts
     assert contested(4)[0]

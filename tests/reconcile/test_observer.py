@@ -118,7 +118,7 @@ def test_observed_objects_stay_unchanged_if_a_read_of_the_kernel_fails(part: str
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "interface_addresses"])
-def test_objects_of_a_former_process_that_a_first_read_misses_are_removed_after_the_next_read(part: str) -> None:
+def test_objects_of_a_former_process_are_removed_after_the_next_read_if_the_first_read_missed_them(part: str) -> None:
     former = simulation.SimulatedNode()
     former.put(builders.service("web", builders.service_port(80, node_port=30080)))
     former.sync()
@@ -168,7 +168,7 @@ def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, Observe
     at_once(node.reconciler.observer.observing(Observation(some_virtual_servers=told), node.now))
 
 
-def test_a_virtual_server_that_an_audit_does_not_show_counts_as_gone_unless_it_was_written_during_the_audit() -> None:
+def test_a_virtual_server_missing_in_an_audit_counts_as_gone_unless_it_was_written_meanwhile() -> None:
     node = running("10.244.0.1")
     node.put(
         builders.service("other", cluster=["10.96.0.7"]),
@@ -219,7 +219,7 @@ def test_a_virtual_server_that_differs_in_a_poll_counts_as_drift_and_is_repaired
 
 
 @pytest.mark.parametrize("kind", ["addresses", "routes"])
-def test_a_new_object_in_one_part_of_a_read_serves_as_a_witness_until_the_read_ends(kind: str) -> None:
+def test_a_new_object_in_one_part_of_a_reading_is_a_witness_until_the_reading_ends(kind: str) -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     poll(node, {stray: examples.observed({ONE: 1})})
@@ -286,7 +286,7 @@ def test_ownership_of_node_ports_depends_on_the_addresses_that_were_read_last() 
     assert stray not in node.reconciler._tables.virtual_servers.foreign
 
 
-def test_rules_of_a_family_that_could_not_be_read_stay_observed() -> None:
+def test_rules_are_not_written_again_if_the_rules_of_their_family_could_not_be_read() -> None:
     node = running("10.244.0.1")
     node.observe(skeletons={})
     assert not node.plan()

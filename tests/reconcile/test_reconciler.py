@@ -160,7 +160,7 @@ def test_desired_and_observed_state_share_an_object_for_equal_weights_without_af
     assert table.observed[KEY].real_servers is table.desired[KEY].weights
 
 
-def test_changing_a_real_server_together_with_its_virtual_server_does_not_modify_the_desired_weights() -> None:
+def test_desired_weights_stay_unchanged_when_one_batch_adds_and_then_removes_a_real_server() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     outcomes = [Outcome(one) for one in node.plan()]

@@ -60,7 +60,7 @@ def test_a_drain_continues_after_a_restart() -> None:
     assert node.sync(after_s=1) == [removal(ONE)]
 
 
-def test_a_real_server_that_is_desired_or_has_a_weight_is_not_draining() -> None:
+def test_a_real_server_is_not_draining_if_it_is_desired_or_its_weight_is_not_zero() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     weights(node).update({ONE: 0, builders.backend("10.244.0.9"): 1})
     node.observe()
@@ -104,7 +104,7 @@ def test_removing_a_real_server_that_no_longer_exists_is_a_surprise_but_not_an_e
     assert node.reports[-1].pending == 0
 
 
-def test_if_removals_are_allowed_the_connections_of_a_new_drain_are_read_at_once() -> None:
+def test_the_connections_of_a_new_drain_are_read_at_once_if_removals_are_allowed() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     node.put(*web("10.244.0.2"))
     at_once(node.reconciler.settling(node.apply(node.plan()), node.now))

@@ -53,7 +53,7 @@ def test_some_of_many_removed_real_servers_wait_at_weight_0_while_the_kernel_fre
     assert node.reconciler.next_s() is None
 
 
-def test_a_waiting_drain_whose_real_server_is_desired_again_only_gets_its_weight_back() -> None:
+def test_only_the_weight_is_restored_if_the_real_server_of_a_waiting_drain_is_desired_again() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:6])
     put(node, POOL[6:12])

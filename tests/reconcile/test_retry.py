@@ -21,7 +21,7 @@ def test_a_failure_delays_only_the_operations_on_its_own_key() -> None:
     assert len(retries) == 1
 
 
-def test_after_a_success_the_next_attempt_counts_as_a_first_attempt() -> None:
+def test_a_failure_after_a_success_counts_as_a_first_failure() -> None:
     retries = Retries()
     retries.fail("key", "add", 0)
     retries.fail("key", "add", 0)

@@ -175,7 +175,7 @@ def test_every_family_counts_as_lacking_an_object_while_the_device_is_missing(no
     assert node.reconciler.survey.lacking(tuple(Family)) == frozenset(Family)
 
 
-def test_a_family_lacks_an_object_while_one_of_its_indispensable_settings_has_a_wrong_value(
+def test_a_family_counts_as_lacking_an_object_while_an_indispensable_setting_has_a_wrong_value(
     node: simulation.SimulatedNode,
 ) -> None:
     path = simulation.SYSCTL.path

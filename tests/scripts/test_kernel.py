@@ -2,8 +2,8 @@
 
 Each run of a guest takes seconds, so one run checks several guarantees. The host's kernel is tested even if it has no ip_vs,
 because none of these tests uses ip_vs. Debian's kernel and user-mode Linux with nf_tables are tested if they are installed
-(scripts/setup --with-debian-kernel, --with-nf-tables-kernel). Two cases have no test: a terminal as stdout, and launchers that
-are killed.
+(scripts/setup --with-debian-kernel, --with-nf-tables-kernel). Two cases have no test: stdout is a terminal, and scripts/kernel is
+killed.
 """
 
 import os
@@ -31,7 +31,7 @@ loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})
 kernel = importlib.util.module_from_spec(importlib.util.spec_from_loader("kernel", loader))
 loader.exec_module(kernel)
 """
-# The script assumes that the host has ip_vs.
+# In this program, scripts/kernel does not check whether the host has ip_vs.
 ON_HOST = f"""{LOAD}
 kernel.host.why_not = lambda: ""
 sys.exit(kernel.main())

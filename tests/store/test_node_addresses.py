@@ -51,7 +51,7 @@ def test_an_address_belongs_to_no_other_node_if_its_endpoint_is_on_this_node_or_
     assert _others(_store(_service(TAKEN), _slice(node=node))) == {}
 
 
-def test_an_address_in_a_deleted_endpoint_slice_is_no_longer_known_as_a_nodes_address() -> None:
+def test_the_node_of_an_address_is_forgotten_after_the_endpoint_slice_is_deleted() -> None:
     service, item = _service(TAKEN), _slice()
     store = _store(service, item)
     assert _others(store) == {TAKEN: OTHER_NODE}

@@ -73,7 +73,7 @@ def test_all_api_servers_that_a_source_has_found_are_kept(store: Store) -> None:
     assert store.api_servers == one | two
 
 
-def test_delivered_objects_are_known() -> None:
+def test_the_store_contains_all_delivered_objects() -> None:
     store = Store(STARTED_S)
     deliver(store, WEB, SLICE, NODE, now=7)
     assert dict(store.services) == {WEB.name: WEB}
@@ -88,7 +88,7 @@ def test_a_delivered_object_that_equals_the_known_object_changes_nothing(store: 
     assert store.take() == Changes()
 
 
-def test_each_change_is_taken_only_once(store: Store) -> None:
+def test_take_returns_each_change_only_once(store: Store) -> None:
     deliver(store, builders.service("web", cluster=("10.96.0.11",)))
     first = store.take()
     assert first.services
@@ -238,7 +238,7 @@ def test_deleting_an_endpoint_slice_without_an_address_family_marks_its_service_
     assert list(store.take().services) == [strange.service]
 
 
-def test_the_start_of_a_list_of_services_changes_nothing(store: Store) -> None:
+def test_the_store_changes_nothing_when_a_list_of_services_starts(store: Store) -> None:
     store.take()
     store.deliver([ListStarted(ObjectKind.SERVICE)], 2)
     assert store.take() == Changes(services={})

@@ -133,7 +133,9 @@ class Store:
         return [change for change in self._changes if change.resource is resource and change.revision > revision]
 
     def page(self, resource: Resource, matches: Matches, *, limit: int = 0, continue_token: str = "") -> Object:
-        """A list, or one page of a list at the revision of its first page. ``limit`` 0 means no limit.
+        """The whole list, or one page of the list.
+
+        Every page shows the list at the revision of the first page. ``limit`` 0 means no limit.
 
         Raises:
             StatusError: 410 for an expired token, 400 for an invalid token.

@@ -48,7 +48,10 @@ Manifest = dict[str, Any]
 
 
 def address(name: str, family: Family) -> str:
-    """The address that a name represents; ``cluster 7``, ``balancer 7`` and ``external 7`` are addresses of Services."""
+    """The address that a name in ``ADDRESSES`` represents.
+
+    Names such as ``cluster 7``, ``balancer 7`` and ``external 7`` represent addresses of Services.
+    """
     kind, _, number = name.partition(" ")
     if number:
         ranges = {
@@ -206,7 +209,10 @@ class Cluster:
         self.program.__enter__()
 
     def run(self, *commands: str) -> list[program.Ended]:
-        """Run commands that end by themselves, with the flags of the program and the API's objects."""
+        """Run commands of ipvsproxy that end by themselves.
+
+        Each command gets the flags of the running program and the API's objects.
+        """
         flags = [f"--manifests={self._manifests}", *self._flags]
         return program.run_in_turn(*([*command.split(), *flags] for command in commands), within_s=300)
 

@@ -186,7 +186,7 @@ def restore_state(expected: Mapping[str, Any]) -> None:
 
 
 def restore_rules(expected: Mapping[str, Any]) -> None:
-    """Put the sets and rules of a recorded state into a kernel that has no sets and rules in iptables and ipset.
+    """Put the sets and rules of a recorded state into a kernel that has no ipsets and no rules of iptables.
 
     Raises:
         RuntimeError: a tool refused the state.

@@ -11,7 +11,7 @@ from ipvsproxy import cli
 
 
 def run(commands: Sequence[Sequence[str]]) -> int:
-    """Run the command lines."""
+    """Run each command line, print its result, and then end this process with status 0."""
     end = os._exit
     # If a thread has not ended yet, a command calls ``os._exit``, which must not end this process.
     os._exit = lambda _status: None  # type: ignore[assignment, return-value]  # replaced on purpose

@@ -90,8 +90,8 @@ class Result(NamedTuple):
 class Load(NamedTuple):
     """The result of a load: the number of answers by outcome and by backend, the slowest answer, and all failures.
 
-    A failure consists of the outcome and the time of the request. All processes of a kernel share the clock ``time.monotonic``,
-    which gives this time.
+    A failure consists of the outcome and the time of the request. The time comes from ``time.monotonic``, a clock that all
+    processes of a kernel share.
     """
 
     outcomes: Mapping[str, int]

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, cast
 
 CLONE_NEWNET = 0x40000000
 CLIENT_PORTS = range(44000, 65000)
-"""The ports of clients for which the test has not chosen a port. Tests that choose a client port use lower ports."""
+"""The ports from which the agent chooses if a test chooses no client port. Tests that choose a client port use lower ports."""
 _SCTP_SOCKOPT_BINDX_ADD = 100  # include/uapi/linux/sctp.h
 BETWEEN_DATAGRAMS_S = 0.02
 TURN_S = 0.1

@@ -71,7 +71,7 @@ def first_process_without_modules(flags: Sequence[str]) -> int:
 
 
 def _mount(script: str) -> None:
-    """Run a shell script that mounts something in a new mount namespace of this process."""
+    """Enter a new mount namespace, and run a shell script that mounts something in this namespace."""
     _unshare(_CLONE_NEWNS)
     subprocess.run(("sh", "-ec", f"mount --make-rprivate / && {script}"), check=True)
 

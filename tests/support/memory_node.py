@@ -58,7 +58,7 @@ KINDS: Mapping[type, ObjectKind] = {
 class InlineExecutor(concurrent.futures.Executor):
     """Runs a call immediately and without a thread, so that the duration of the call is not random.
 
-    The result is delivered as late as the result of a thread would be.
+    Like the result of a thread, the result arrives in a later iteration of the event loop.
     """
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> concurrent.futures.Future[Any]:
@@ -90,7 +90,7 @@ class Watcher(summaries.Watcher):
         self._synced.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a sync has ended and the condition holds."""
+        """Wait until the condition holds. The condition is checked at once, and again after each sync."""
         while not condition():
             self._synced.clear()
             await self._synced.wait()

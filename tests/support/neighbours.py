@@ -10,8 +10,8 @@ The rules of portmap, the CNI's plug-in for host ports, are the rules that its s
 (containernetworking/plugins, plugins/meta/portmap).
 
 The rules of Felix, Calico's program on each node, are the rules that its source describes for IPVS (projectcalico/calico,
-felix/rules). The rules contain no policies, and the workloads are behind the interface ``cni0``. A test with another network
-replaces Calico's set of pod pools.
+felix/rules). The rules contain no policies, and the workloads are behind the interface ``cni0``. A match on the network
+10.244.0.0/16 replaces Calico's match on its set of pod pools.
 """
 
 DOCKER_IPTABLES = """\

@@ -86,7 +86,7 @@ class OldSocket:
         self._inner.close()
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
-        # netlink_setsockopt in net/netlink/af_netlink.c: an unknown option.
+        # An old kernel refuses an option that it does not know (netlink_setsockopt in net/netlink/af_netlink.c).
         if (level, option) == (_SOL_NETLINK, _GET_STRICT_CHK) and not self._kernel.filters_routes:
             raise OSError(errno.ENOPROTOOPT, os.strerror(errno.ENOPROTOOPT))
         self._inner.setsockopt(level, option, value)

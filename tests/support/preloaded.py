@@ -1,4 +1,4 @@
-"""Imports the program as its command line does, in a process that forks programs under test."""
+"""Imports the program's modules in the way in which its command line does. This process then forks programs under test."""
 
 import gc
 

@@ -80,7 +80,10 @@ def _status(name: str) -> Likeness:
 
 
 def _with_rows(text: str, title: str, rows: Iterable[Sequence[str]]) -> str:
-    """The page with these rows in the first table below a title. All else on a page is written by hand."""
+    """The page ``text`` with ``rows`` as the rows of the first table below the heading ``title``.
+
+    All else on a page is written by hand.
+    """
     found = re.search(rf"\n## {title}\n.*?\n[| -]+\n((?:\|[^\n]*\n)+)", text, re.DOTALL)
     assert found, f"no table below {title!r}"
     lines = "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |\n" for row in rows)

@@ -46,7 +46,7 @@ def without_marks(state: Mapping[str, Any]) -> State:
 
 
 def without_scopes(state: Mapping[str, Any]) -> State:
-    """The state without second scopes, their sets, chains and jumps."""
+    """A copy of the state without second scopes, and without the sets, chains and jumps of second scopes."""
     normal = dict(state)
     for section in ("virtual_servers", "real_servers"):
         normal[section] = {row: value for row, value in state[section].items() if not row.startswith("FWM ")}

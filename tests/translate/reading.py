@@ -29,7 +29,7 @@ def frontends(*states: ServiceState) -> set[str]:
 
 
 def backends(state: ServiceState, address: str, port: int = 80, protocol: Protocol = Protocol.TCP) -> set[str]:
-    """The real servers of a virtual server, which must exist, as texts such as ``10.244.0.5:8080``."""
+    """The real servers of a virtual server, as texts such as ``10.244.0.5:8080``. The virtual server must exist."""
     return {str(key) for key in state.virtual_servers[VirtualServerKey(protocol, parse_address(address), port)].real_servers}
 
 

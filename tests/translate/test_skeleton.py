@@ -200,7 +200,7 @@ def test_if_a_refused_address_has_a_route_this_host_cannot_connect_to_it_from_an
         (Family.IPV6, Settings(binding=Binding.ROUTES, masquerade_all=True), False),
     ],
 )
-def test_if_addresses_have_routes_this_hosts_connections_are_masqueraded_if_the_kernel_chooses_their_source(
+def test_a_rule_masquerades_ipv6_connections_of_this_host_if_service_addresses_have_routes(
     family: Family, settings: Settings, *, expected: bool
 ) -> None:
     service = builders.service(cluster=["10.96.0.10", "fd00:10:96::10"])

@@ -105,7 +105,7 @@ def test_an_accepted_connection_does_not_reach_later_rules_of_any_chain() -> Non
 
 
 @pytest.mark.parametrize("client", [TracedClient.OUTSIDE, TracedClient.HOST])
-def test_a_rule_for_packets_from_elsewhere_does_not_apply_to_packets_of_this_host(client: TracedClient) -> None:
+def test_a_rule_for_packets_from_elsewhere_does_not_apply_to_packets_that_this_host_sends(client: TracedClient) -> None:
     rules = Rule(target=Verdict.ACCEPT, from_elsewhere=True), MARK
     assert _follow(("KUBE-SERVICES", rules), client=client).is_masqueraded is (client is TracedClient.HOST)
 

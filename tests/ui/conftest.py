@@ -1,4 +1,4 @@
-"""A node with ten thousand Services that runs in a thread, and a browser that shows the node's page.
+"""A node that has ten thousand Services and runs in a thread, and a browser that shows the node's page.
 
 The browser is Debian's Chromium. If Chromium is not installed, these tests are skipped. If ``IPVSPROXY_BROWSER_REQUIRED`` is also
 set, they fail; ``scripts/test`` sets this variable.
@@ -116,7 +116,7 @@ def running(count: int, port: int = 0) -> Iterator[Running]:
 def node() -> Iterator[Running]:
     """The node that all tests share, except tests that change a node permanently.
 
-    The counters of this node are read as often as the counters of a small node.
+    Although this node has many Services, its counters are read as often as on a small node.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counters, "READ_PER_S", math.inf)

@@ -63,7 +63,7 @@ def test_the_node_page_shows_the_last_syncs_and_that_everything_is_programmed(lo
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", time)
 
 
-def test_plots_have_complete_axes_a_maximum_a_total_and_a_crosshair(looking: Look) -> None:
+def test_plots_have_complete_axes_and_a_maximum_and_a_total_and_a_crosshair(looking: Look) -> None:
     page = looking(PARTS["node"])
     _is_complete(page, "node")
     figures, times = page.locator("figure"), page.locator("figcaption small")
@@ -238,7 +238,10 @@ def test_the_page_reports_a_service_that_does_not_exist(browser: Browser, node: 
 
 
 def test_a_change_of_an_endpoint_is_shown_within_two_seconds(looking: Look, node: Running) -> None:
-    """The page requests data every second, and the second answer after a change must show it; the test does not measure time."""
+    """The page requests data once a second.
+
+    The test measures no time, but the second answer after a change must show the change.
+    """
     assert "const POLL_MS = 1000;" in (Path(pages.__file__).parent / "static/page.js").read_text()
     page = looking(PARTS["service"])
     table = looking(f"#/services?query={page_scene.WEB}")

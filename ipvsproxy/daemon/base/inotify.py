@@ -66,7 +66,7 @@ class DirectoryChanges:
     def _open(self) -> None:
         """Watch the directory to which the path leads now; a second call for the same directory has no effect."""
         before, self._polled = self._polled, self._poll()
-        if self._polled[:2] != before[:2]:  # without this call, both the old and the new directory would be watched
+        if self._polled[:2] != before[:2]:  # without ``_close``, the old directory would still be watched
             self._close()
         if not self.is_notified:
             self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -74,7 +74,7 @@ class Status:
             self.notices[reason] = message
 
     def queued(self, now: float) -> None:
-        """Called when a change waits for the next sync; only the oldest waiting change counts."""
+        """Called when a change begins to wait for the next sync. ``now`` is stored only if no older change is waiting."""
         if self._queued_s is None:
             self._queued_s = now
 

@@ -34,8 +34,8 @@ CONNECTIONS = 256
 """The largest number of connections that all health-check node ports have together."""
 
 Open = Callable[[Address, int, Callable[[], Answer]], Awaitable[Listener]]
-"""A function that opens a listener with the given answer on an address and port of one IP family; the function raises OSError if
-the listener cannot be opened."""
+"""A function that opens a listener on an address and port of one IP family. The listener answers each request with the result of
+the given callable. The function raises OSError if the listener cannot be opened."""
 
 
 def opener() -> Open:

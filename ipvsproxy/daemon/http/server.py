@@ -35,7 +35,7 @@ CONNECTIONS = 64
 """The largest number of connections of each of the two servers. Each server also uses at most a sixteenth of the process's file
 descriptors."""
 IDLE_S = 75.0
-"""The longest time from an answer until the next request on the same connection has arrived."""
+"""If the next request has not arrived within this many seconds after an answer, the server closes the connection."""
 ANSWER_S = 10.0
 """The longest time until a client has read an answer."""
 CLOSE_S = 0.5
@@ -218,7 +218,7 @@ async def _answer(handler: Handler, request: web.BaseRequest) -> web.StreamRespo
 async def _first_bytes(request: web.BaseRequest) -> bytes:
     """The first bytes of the request body, as far as they arrive without waiting.
 
-    If the body is incomplete or malformed, the client is at fault.
+    If the body is incomplete or malformed, the request is answered with status 400, because the client is at fault.
     """
     try:
         return await request.content.read(BODY_BYTES)

@@ -23,7 +23,7 @@ ROUNDS_BETWEEN = 0
 The largest of these collections visits three times ``YOUNG_OBJECTS`` objects in 6 ms (with Python's default: 400 ms).
 """
 THAW_INTERVAL_S = 24 * 3600.0
-"""The time between two collections of all objects, each of which takes half a second with 10,000 Services."""
+"""The time in seconds between two collections of all objects. Each such collection takes half a second with 10,000 Services."""
 
 _OLDEST = 2
 _ROUNDS_HAVE_AGES = sys.version_info < (3, 14)

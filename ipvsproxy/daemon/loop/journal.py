@@ -41,7 +41,8 @@ SUBJECT_BURST, SUBJECT_REFILL_S = 5, 60.0
 MOST_SUBJECTS = 1000
 """The largest number of objects whose rate limits are remembered."""
 SYNCS_BURST, SYNCS_REFILL_S = 60, 1.0
-"""The rate limit of lines about syncs. If the minimum interval is 0, there may be a hundred syncs a second."""
+"""The rate limit of log lines about syncs: ``SYNCS_BURST`` lines at once, then one line per ``SYNCS_REFILL_S`` seconds. If the
+minimum interval is 0, there may be a hundred syncs a second."""
 PARTS_SHOWN = 25
 """The largest number of invalid parts of one object that are logged at once."""
 PLACES_SHOWN = 5

@@ -1,4 +1,6 @@
-"""Removes rules that another proxy or an earlier process of ipvsproxy has left behind, after the new rules have been programmed.
+"""Removes rules that another proxy or an earlier process of ipvsproxy has left behind.
+
+The removal begins when the new rules have been programmed.
 
 Leftover rules are in a variant of iptables, in a table of kube-proxy's nftables mode, or in the backend that this process does
 not use.
@@ -207,7 +209,7 @@ class Leftovers:
             yield place, frozenset({place.family} if place else Family), state
 
     async def run(self) -> None:
-        """Examine places until this task is cancelled."""
+        """Examine each place whenever its examination is due, until this task is cancelled."""
         while True:
             await self._pause()
             await self._examine_where_due()

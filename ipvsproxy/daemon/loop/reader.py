@@ -1,6 +1,6 @@
 """Reads the kernel when a reading is due, and passes the result to a reconciler.
 
-Also defines the interface of the kernel that the event loop needs.
+Also defines the kernel interface that the event loop uses.
 
 Rule 1: everything is read at start-up, by the infrequent audits, and after an error or an unexpected outcome.
 Rule 2: between audits, the kernel is polled, which is cheaper. Polls run after each notification, and otherwise as often as a
@@ -103,7 +103,7 @@ class Kernel(ReadableKernel, Protocol):
 
         If ``thorough`` is false, only parts that may have changed are read.
 
-        If ``whole`` is false, the reading may miss changes of virtual servers that are expensive to find.
+        If ``whole`` is false, the reading may miss those changes of virtual servers whose detection is expensive.
         """
 
     def why_unusable(self, scheduler: str) -> str:
@@ -153,7 +153,7 @@ class _Reading:
 
 @dataclasses.dataclass(eq=False)
 class KernelReader:
-    """Reads the kernel for a reconciler. All times are measured with ``clock``.
+    """Reads the kernel for a reconciler. All times except processor times are measured with ``clock``.
 
     ``choices`` has the IP families whose rules are read, and the intervals of audits and whole polls. A caller may replace
     ``choices``. Audits and polls run less often if they take much processor time.
@@ -187,7 +187,7 @@ class KernelReader:
     def has_news(self) -> bool:
         """Whether no reading is in progress, and an audit has ended or drift was observed.
 
-        A reading is only useful as a whole, because its parts depend on each other.
+        It is false during a reading, because the parts of a reading depend on each other and are only useful together.
         """
         return (self._has_drifted or self.has_audited) and self._reading is None
 

@@ -11,7 +11,7 @@ from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.service import ObjectKind
 
 FAST_S = tuple(round(0.001 * 2**step, 3) for step in range(15))
-"""kube-proxy's buckets for durations of milliseconds."""
+"""The upper bounds in seconds of kube-proxy's histogram buckets for durations from 1 ms to 16 s."""
 SLOW_S = (0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
 """kube-proxy's buckets for durations from a quarter of a second to minutes."""
 REQUEST_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)

@@ -72,8 +72,8 @@ class Ledger:
     def booking(self, rows: Collection[CountedObject], ownerless: Container[Hashable] = ()) -> Iterator[None]:
         """Add the counters of all existing objects to the totals; yields so that other tasks can run.
 
-        Labels that no longer belong to an object are forgotten. A total grows by the difference between the current and the last
-        counters of an object, or, after a counter reset, by the current counters.
+        The totals of labels that no object has any longer are forgotten. A total grows by the difference between the current and
+        the last counters of an object, or, after a counter reset, by the current counters.
 
         ``ownerless`` are existing objects without labels. Traffic that an object had before it got labels is not added to a
         total.
@@ -226,7 +226,7 @@ class Traffic:
             if (one := desired.get(key)) and one.owner.service in left and (port := self._labels_of(key)):
                 joined[key] = port
         self._labels = joined
-        self.sampler.always = joined.keys()  # virtual servers with traffic in this or the last reading
+        self.sampler.always = joined.keys()  # the next reading includes these virtual servers even if their counters are zero
 
     def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
         desired, before = self.sources.survey.virtual_servers.get(key), self._labels.get(key)

@@ -5,8 +5,8 @@ address and the credentials. If the kubeconfig names a credential plugin, this m
 answer to the library. Messages of the library and of the YAML parser are not shown if the messages might contain secrets.
 
 Only one process of a credential plugin runs at a time. The plugin runs for a limited time, and no process of its process group
-remains afterwards. The protocol of credential plugins is described on the page "Authenticating", section "client-go credential
-plugins". The client library could run plugins itself, but the library does not end a plugin that hangs.
+remains afterwards. Kubernetes documents the protocol of credential plugins on the page "Authenticating", section "client-go
+credential plugins". The client library could run plugins itself, but the library does not end a plugin that hangs.
 
 The library's package ``client`` imports all of its 800 modules of models and APIs, and every module of the library imports
 ``client``. Importing all 800 modules would take 34 MB of memory and 0.3 to 1 s, for classes that are not used. The package

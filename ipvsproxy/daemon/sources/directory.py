@@ -49,8 +49,8 @@ class FileContent(NamedTuple):
 class _ManifestLoader(yaml.CSafeLoader):
     """A YAML loader with the types of the API's JSON, in which a timestamp and a lone ``=`` are strings.
 
-    Nesting is limited, because the composer of libyaml is recursive C code: some thousand brackets would overflow the stack and
-    end the process.
+    The loader limits nesting, because libyaml's composer is recursive C code: several thousand nested brackets would overflow the
+    stack and end the process.
     """
 
     _depth = 0
@@ -167,7 +167,7 @@ class Manifests:
         return [f"{event.where}: {event.reason}" for event in self._rejected() if event.key is None]
 
     def listed(self) -> list[Event]:
-        """The events that end all lists; empty if there is an unreadable part whose object cannot be identified."""
+        """The events that end all lists. The lists also contain every identified object whose manifest was rejected."""
         rejected = {(event.kind, event.key) for event in self._rejected() if event.key}
         present = self._delivered.keys() | rejected
         return [Listed(kind, frozenset(key for one, key in present if one is kind)) for kind in ObjectKind]

@@ -54,8 +54,8 @@ LONGEST_SILENCE_S = 150.0
 A bookmark comes once a minute: two may be late or lost, but not three.
 """
 BROKEN_WATCH_SPREAD_S = 4.0
-"""If a server has broken the watches of all nodes, each watch begins again at a random moment within this time after its first
-back-off."""
+"""The longest random delay, in seconds, that a broken watch adds to its first back-off, because a server may have broken the
+watches of all nodes."""
 CONFIRMATION_SPREAD_S = 45.0
 """If all nodes doubt the same list, the requests of all nodes for a second list are spread over this time."""
 

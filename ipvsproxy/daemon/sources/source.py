@@ -39,7 +39,7 @@ Post = Callable[[str, Mapping[str, object]], Awaitable[None]]
 
 
 class Trouble(enum.StrEnum):
-    """The reason why a list or watch starts again; the reason is also the label of the metric."""
+    """The reason why a list or watch starts again. The value is the label ``reason`` of ``ipvsproxy_watch_restarts_total``."""
 
     ENDED = "ended"
     EXPIRED = "expired"
@@ -217,8 +217,8 @@ class Staleness:
 
 
 PATIENCE_S = 20.0
-"""The longest time without contact while first lists are missing; after this time, ``run`` logs the silence, and a command gives
-up."""
+"""The time in seconds without contact, before the first lists are complete, after which ``run`` logs the silence, and a command
+gives up."""
 PROGRESS_S = 5.0
 """The pause between two lines about the progress of a command."""
 REPEAT_S = 300.0

@@ -40,7 +40,8 @@ NAMES_TIMEOUT_S = 5
 If the name is not resolved in that time, the only known address of an API server is the address of the open connection.
 """
 CREDENTIALS_TIMEOUT_S = 30
-"""The longest time to get credentials from files, an issuer of tokens, or a plugin; the time limit of a plugin is shorter."""
+"""The longest time in seconds to get credentials from files, an issuer of tokens, or a plugin. The program of a plugin has a
+shorter time limit of its own, ``PLUGIN_TIMEOUT_S``."""
 ANSWER_TIMEOUT_S = 60
 """The longest wait for the beginning of an answer, and between two parts of a list. The API server has the same time limit for a
 request."""
@@ -49,12 +50,13 @@ KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
 watch may be silent for minutes."""
 REPEAT_LOG_S = 300.0
 MOST_MESSAGES = 100
-"""The largest number of logged messages that are remembered. The number is limited, because the messages come from the API
-server."""
+"""The largest number of messages whose last log time is remembered. The limit exists because the API server may send any number
+of different messages."""
 HEADERS = {"Accept": "application/json;drop=metadata.managedFields, application/json", "User-Agent": "ipvsproxy"}
-"""The query parameter that requests objects without managedFields, which make up about a third of a list (KEP-5958).
+"""The HTTP headers of each request. The parameter ``drop`` requests objects without managedFields, which make up about a third of
+a list (KEP-5958).
 
-A server that does not know this parameter sends whole objects.
+A server that does not know the parameter ``drop`` sends whole objects.
 """
 
 HINTS: Mapping[Trouble, str] = {

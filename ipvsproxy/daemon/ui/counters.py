@@ -44,8 +44,8 @@ from ipvsproxy.reconcile.tables.scopes import MarkedPort
 
 SAMPLE_S = 2.0
 READ_PER_S = 1500
-"""After a reading of this many virtual and real servers, the next reading is due one second later. Such readings take 0.7 % of a
-processor."""
+"""After a reading of this many virtual and real servers, the next reading is due one second later. Readings at this rate take 0.7
+% of a processor."""
 QUIET_S = 10.0
 """The shortest time between two readings while the page has no viewer."""
 SERVERS_OF_PAGES = 100
@@ -315,7 +315,7 @@ class CounterFollower:
             self._wake.set()
 
     def show(self, names: Collection[ServiceName]) -> None:
-        """Called with the Services on the page of the table that a viewer sees."""
+        """Called with the Services that a viewer sees on a page of the table."""
         now = self._clock()
         self._shown.update(dict.fromkeys(names, now))
 

@@ -62,7 +62,7 @@ class History:
         self._latency_s: float | None = None
 
     def note_changes(self, count: int, latency_s: float) -> None:
-        """Record that changes have been applied; ``latency_s`` is the time since the oldest of the changes arrived."""
+        """Record that changes have been applied; ``latency_s`` is the time since the arrival of the oldest change."""
         if count:
             self._changes += count
             self._latency_s = max(round(latency_s, 3), self._latency_s or 0.0)
@@ -349,7 +349,10 @@ _NO_SYNC: Mapping[str, Any] = {
 
 
 def _failure(outcome: Outcome) -> str:
-    """A text that names the failed operation and the reason. Some error messages already name the operation."""
+    """A text that names the failed operation and the reason.
+
+    If the error message already names the operation, the operation is not named twice.
+    """
     operation = str(outcome.operation)
     return outcome.error if outcome.error.startswith(operation) else f"{operation}: {outcome.error}"
 

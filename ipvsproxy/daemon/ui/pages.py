@@ -1,8 +1,9 @@
 """The web page of the node: its files and its API, on the metrics server.
 
 Rule 1: no request changes anything. Only the path, the parameters and the header ``Host`` of a request are used.
-Rule 2: API requests are answered one after the other, and long work pauses, so that the event loop can always handle changes.
-Rule 3: the page loads nothing from other sites, and no other site may read the page or show the page in a frame.
+Rule 2: API requests are answered one after the other. The answer to a long request is made in steps, so that the event loop can
+handle changes between the steps. Rule 3: the page loads nothing from other sites, and no other site may read the page or show the
+page in a frame.
 """
 
 import asyncio

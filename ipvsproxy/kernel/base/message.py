@@ -178,7 +178,7 @@ class Attributes:
 Field = tuple[tuple[int, ...], str]
 """An attribute for a ``Layout``: the attribute numbers, from the outermost attribute inwards, and the ``struct`` code.
 
-The code ``s`` means the whole payload, including its padding; a string ends at its NUL.
+The code ``s`` means the whole payload with its padding, so the caller must cut a string at its NUL.
 """
 
 

@@ -4,9 +4,8 @@ Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, 
 ``recv``. Because the kernel works only during ``send`` and ``recv``, each answer either is available at once or is lost.
 
 Rule 2: the kernel answers a failed message with the sequence number of the message, even if the message does not request an
-acknowledgement. After a failed message, the kernel continues with the next message. Because an acknowledgement of the last
-message of a chunk proves that the kernel has handled all messages of the chunk, only the last message requests an
-acknowledgement.
+acknowledgement. After a failed message, the kernel continues with the next message. Only the last message of a chunk requests an
+acknowledgement, because this acknowledgement proves that the kernel has handled all messages of the chunk.
 
 Rule 3: a socket that has lost an answer is closed, because a late answer could be mistaken for the answer to another request.
 
@@ -38,7 +37,7 @@ A chunk of this many messages about IPv6 real servers is smaller than 128 KiB. F
 time.
 """
 RECEIVE_SIZE = 65536
-"""The size of one read in bytes.
+"""The size in bytes of the buffer for one read.
 
 After a read with a buffer of 32 KiB, the kernel sends datagrams of up to 32 KiB, which would be truncated in a smaller buffer.
 """

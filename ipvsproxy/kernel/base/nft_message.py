@@ -76,9 +76,10 @@ def _message(kind: int, flags: int, payload: bytes, family: int = INET) -> bytes
 def transaction(messages: Sequence[bytes], generation: int | None = None) -> list[bytes]:
     """The messages of a transaction, which the kernel applies either completely or not at all.
 
-    Send all messages by one ``Channel.run``. The result begins with the message that starts the transaction. The end of the
-    transaction is appended to the last message, because kernels before 6.10 do not acknowledge the end as a separate message. If
-    ``generation`` is given and is not the kernel's generation any more, the kernel refuses the transaction with ``STALE``.
+    The caller must send all messages by one call of ``Channel.run``. The result begins with the message that starts the
+    transaction. The end of the transaction is appended to the last message, because kernels before 6.10 do not acknowledge the
+    end as a separate message. If ``generation`` is given and is not the kernel's generation any more, the kernel refuses the
+    transaction with ``STALE``.
     """
     named = integer(NFTA_GEN_ID, generation) if generation is not None else b""
     begin, end = (

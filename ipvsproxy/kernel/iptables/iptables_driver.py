@@ -46,7 +46,7 @@ _NO_TABLES = re.compile(
 )
 """The messages that the programs print if the kernel lacks the table or the IP family."""
 _NO_PROGRAM = "is not in PATH"
-"""The message of an error that occurs because a program is not installed.
+"""A part of each error message that reports that a program is not installed.
 
 Failures with any other message may be temporary, for example because the lock is held, memory is short, or a process cannot be
 started.
@@ -126,7 +126,7 @@ class IptablesDriver:
         self._jumps = frozenset(jumps)
         self._proc = proc
         self._last_skeletons: dict[Family, Skeleton] = {}
-        """The skeletons of the last writes, for tables that cannot be listed."""
+        """The skeleton that this driver last wrote for each IP family. It is used in place of tables that cannot be listed."""
         self._programs: dict[str, Program] = {}
         self._below: dict[tuple[Family, Jump], frozenset[str]] = {}
         self._times_put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
@@ -220,7 +220,7 @@ class IptablesDriver:
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
         """All rules, of ipvsproxy or another program, whose line in the output of iptables-save contains the given text.
 
-        A family that cannot be read is skipped.
+        A family whose rules cannot be read is skipped.
         """
         rules: list[str] = []
         for family in families:

@@ -3,13 +3,11 @@
 Rule 1: a table that cannot be read is an error, and never counts as clean. A table that this kernel or host certainly does not
 have counts as clean.
 Rule 2: if the fingerprint is the same as before, no rule has changed, so no program of iptables is run.
-Rule 3: reading rules creates no table and loads no module. Only if this host's module files are not visible, nf_tables may be
-loaded once.
-Rule 4: a program of iptables reads nf_tables only if the kernel has a chain that may contain leftover rules, or if the chains
-cannot be read.
-Rule 5: if our rules are in nftables, each rule of iptables that has one of our names is a leftover.
-Rule 6: no rule is removed if the variant of the program in PATH has changed since ipvsproxy started, because our rules will move
-to the new variant.
+Rule 3: reading rules creates no table and loads no module. There is one exception: nf_tables may be loaded once if this host's
+module files are not visible. Rule 4: a program of iptables reads nf_tables only if the kernel has a chain that may contain
+leftover rules, or if the chains cannot be read. Rule 5: if our rules are in nftables, each rule of iptables that has one of our
+names is a leftover. Rule 6: no rule is removed if the variant of the program in PATH has changed since ipvsproxy started, because
+our rules will move to the new variant.
 """
 
 import contextlib

@@ -142,7 +142,7 @@ class IpvsDriver:
         return number
 
     def why_unusable(self, scheduler: str) -> str:
-        """The reason why no virtual server can have a scheduler, in one line for people; empty if the scheduler is usable.
+        """The reason, in one readable line, why no virtual server can use the scheduler; empty if the scheduler is usable.
 
         Raises:
             KernelError: the kernel did not look up the scheduler.
@@ -205,7 +205,7 @@ class IpvsDriver:
         servers has a separate outcome.
         """
         for _, item in operations:
-            # The virtual server is read again next time, even if the operation has failed. A virtual server counts as removed
+            # Each written virtual server is read again later, even if the operation fails. A virtual server counts as removed
             # only after netlink has shown that it is absent.
             if isinstance(item, VirtualServer):
                 self._note(item.key, is_there=True)

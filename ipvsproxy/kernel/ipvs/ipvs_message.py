@@ -24,7 +24,7 @@ NO_ADDRESS_FAMILY = "the kernel's answer lacks an attribute: use Linux 3.18 or l
 """The reason why a real server cannot be read. An unreadable real server must not count as absent."""
 
 SCHEDULER_NAME_LIMIT = 15
-"""The longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""
+"""The largest number of characters in a scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN without the NUL)."""
 
 TEMPLATES_KEPT = 256
 """The largest number of templates for messages about real servers that the encoder keeps. Each combination of shape, forwarding

@@ -70,8 +70,8 @@ class AddressDriver:
 
     Only the thread that creates this object may use it.
 
-    The dummy device stays down, because the addresses of a device that was never up are local to this host, whereas a device that
-    goes down loses its IPv6 addresses.
+    The dummy device is never brought up. Its addresses are local to this host even while the device is down, but a device that
+    was up loses its IPv6 addresses when it goes down.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:

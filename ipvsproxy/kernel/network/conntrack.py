@@ -103,7 +103,7 @@ class ConntrackDriver:
                 start = header + message.NETFILTER_HEADER
                 values = layout.read(data, start, end)
                 position = frontends.get(values[:3]) if values else None
-                # The key of a real server has the same bytes as the address and port in a flow.
+                # The key of a real server has the same bytes as the real server's address and port in a flow.
                 if values and position is not None and values[3] + values[4] not in keeps[position]:
                     stale.append((position, _deletion(head, data, start, end)))
             self._delete(stale, outcomes)

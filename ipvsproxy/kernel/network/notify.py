@@ -83,7 +83,7 @@ class ChangeListener:
         self._index = self._find_device()
         """The index of the device; 0 if the device does not exist."""
         self._has_lost = False
-        """Whether notifications were lost, and the notifications that are still in the queue have not been read yet."""
+        """Whether notifications were lost and the rest of the queue has not been read yet."""
 
     def fileno(self) -> int:
         """The file descriptor to watch for reading."""
@@ -126,9 +126,8 @@ class ChangeListener:
         """Let the kernel drop notifications about ipvsproxy's own changes, and about routes with other protocol numbers.
 
         A start of ipvsproxy causes one notification for each Service, and a routing daemon may change a million routes. The
-        filter is in classic BPF (include/uapi/linux/filter.h), whose numbers are in network byte order. Without the filter,
-        ``_decode`` would ignore the unneeded notifications, but unneeded notifications might fill the queue, so that needed
-        notifications would be lost.
+        filter is in classic BPF (include/uapi/linux/filter.h), whose numbers are in network byte order. ``_decode`` also ignores
+        unneeded notifications. Without the filter, however, they might fill the queue, and needed notifications would be lost.
         """
         load_kind, load_port, load_protocol = (
             (0x28, 0, 0, 4),

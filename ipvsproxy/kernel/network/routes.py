@@ -50,7 +50,7 @@ _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 def open_socket(protocol: int) -> socket.socket:
     """A socket on which the kernel filters dumps of routes, if the kernel supports filters for dumps.
 
-    A kernel without filters dumps all routes.
+    If the kernel does not support filters, each dump contains all routes.
     """
     opened = netlink.open_socket(protocol)
     ask_to_filter(opened)

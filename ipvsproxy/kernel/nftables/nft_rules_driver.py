@@ -238,7 +238,7 @@ class NftRulesDriver:
         return [*map(nft.flushing, present), *map(nft.chain_removal, present)]
 
     def rewriting(self, family: Family, listing: TableListing) -> list[bytes]:
-        """The messages that append the rules of an IP family in ``listing`` to their chains again, after the chains were emptied.
+        """The messages that refill the emptied chains of an IP family with the rules that the chains have in ``listing``.
 
         Raises:
             ValueError: another program has added or changed a rule, or has changed a base chain. Without the foreign rule or the

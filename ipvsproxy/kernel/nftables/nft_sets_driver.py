@@ -28,7 +28,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS, ForeignElement, IpSet, MarkedEntry, SetEntry, SetType
 
 PAUSES_S: Sequence[float] = (0.0, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-"""The waits before each dump of a large set, until two dumps agree."""
+"""The pause in seconds before each dump of a large set. The set is dumped until two successive dumps agree."""
 
 
 REPAIRS = 5
@@ -145,7 +145,7 @@ class NftSetsDriver(SetsDriver):
         return "the set is in use by a rule" if number == errno.EBUSY else nft.explain(number)
 
     def _run(self, messages: Sequence[bytes]) -> int:
-        """Run a transaction. Returns 0, or the error number of the removal."""
+        """Run a transaction. Returns 0, or the error number of the first message that failed."""
         failed = nft.run(self._channel, messages)
         return failed[min(failed)] if failed else 0
 

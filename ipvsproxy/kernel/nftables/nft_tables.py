@@ -337,7 +337,7 @@ def legacy_filters(program: str, saved: str) -> Iterator[NftTable]:
 
 
 class TablePlace(NamedTuple):
-    """The table of kube-proxy for an IP family, which is ``ip kube-proxy`` or ``ip6 kube-proxy``."""
+    """kube-proxy's table for one IP family: ``ip kube-proxy`` or ``ip6 kube-proxy``."""
 
     family: Family
     name: str

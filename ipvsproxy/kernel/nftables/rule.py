@@ -290,7 +290,7 @@ def _target(target: Target, family: Family, table: str) -> Iterator[bytes]:
         case InvertMark(bits):
             yield from _change_mark(_ALL, bits)
         case TakeMark():
-            yield meta_set(Meta.MARK)  # the look-up in the set has loaded the mark
+            yield meta_set(Meta.MARK)  # the look-up in the set has loaded the mark into the register
         case LimitSegments(size):
             yield _expression("immediate", integer(1, _register()), nested(2, _value(struct.pack(">H", size))))
             yield segment_size()
@@ -461,7 +461,10 @@ def _values(data: bytes, at: tuple[int, int], name: str, path: tuple[int, ...]) 
 
 
 def decision(name: str, values: Mapping[tuple[int, ...], bytes]) -> str:
-    """The expression's verdict in the words of ``nft``, with the chain of a jump; the expression's name if it has no verdict."""
+    """The expression's verdict in the words of ``nft``, and the chain if the verdict has one.
+
+    Without a verdict: the expression's name.
+    """
     if name != "immediate" or (2, nft.NFTA_DATA_VALUE) in values:
         return name
     code = int.from_bytes(

@@ -191,7 +191,7 @@ class ReconciledKind(Generic[K, V, W]):
         return self.stages[operation.verb]
 
     def identity(self, item: Any) -> object:
-        """Identifies the objects of an operation's item, whatever values the objects have.
+        """The identity of the objects in an operation's item; it does not depend on the objects' values.
 
         Failures are counted for each identity.
         """
@@ -236,7 +236,7 @@ class ReconciledKind(Generic[K, V, W]):
         return iter(())
 
     def difference(self, name: str, desired: str, observed: str, owner: Owner | None = None, *, of: str = "") -> Difference:
-        """Makes a ``Difference`` of the kind, or of another kind that ``of`` names."""
+        """Makes a ``Difference`` of this kind, or of the kind that ``of`` names."""
         owner = None if owner == NODE_OWNER else owner
         return Difference(kind=of or self.name, name=name, owner=owner, desired=desired, observed=observed)
 

@@ -1,9 +1,9 @@
 """The kind of tracked flows.
 
-Flows are cleaned when a Service changes. Desired and observed flows are never compared, because the absence of a flow in the
-kernel proves nothing. Rule: flows are cleaned after the kernel has stopped using the real servers that the flows must leave. If
-flows were cleaned earlier, a flow that begins after the cleaning could get an undesired real server, and would keep that real
-server.
+When a Service changes, its flows are cleaned: tracked flows to undesired real servers are deleted. Desired and observed flows are
+never compared, because the absence of a flow in the kernel proves nothing. Rule: flows are cleaned after the kernel has stopped
+using the real servers that the flows must leave. If flows were cleaned earlier, a flow that begins after the cleaning could get
+an undesired real server, and would keep that real server.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ class Flows(ReconciledKind[Flow, Keep, frozenset[RealServerKey]]):
             self.objects.confirm(flow, desired.real_servers)
 
     def additions(self, _circumstances: Circumstances) -> Iterator[Operation]:
-        """Cleans the pending flows whose virtual servers exist and have only real servers that are desired or may be kept.
+        """Cleans a pending flow if its virtual servers exist and each of their real servers is desired or may be kept.
 
         Packets of a flow reach either the virtual server of their destination address, or the virtual server of the mark that
         packets to this address get.

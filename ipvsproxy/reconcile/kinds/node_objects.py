@@ -40,9 +40,9 @@ class Sysctls(ReconciledKind[str, Sysctl, str]):
     def given_up(self) -> Mapping[str, str]:
         """The settings that could not be written, each with the reason.
 
-        A setting is no longer included as soon as its desired or observed value changes. A setting for tunnels is also tried
-        again when another setting for tunnels has changed, because one record holds the former values of all settings for
-        tunnels.
+        A setting is left out as soon as its desired or observed value changes, because the setting is then tried again. A setting
+        for tunnels is also tried again when another setting for tunnels has changed, because one record holds the former values
+        of all settings for tunnels.
         """
         table = self.objects
         return {

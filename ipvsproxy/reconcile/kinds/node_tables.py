@@ -58,7 +58,7 @@ class NodeTables:
     ) -> None:
         """Excluded virtual servers are never removed.
 
-        Only virtual servers and addresses of the families that this node serves may be removed.
+        A virtual server or an address is removed only if this node serves its IP family.
         """
         self._states: dict[ServiceName, ServiceState] = {}
         self.states: Mapping[ServiceName, ServiceState] = self._states

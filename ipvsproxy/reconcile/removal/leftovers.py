@@ -32,7 +32,8 @@ from ipvsproxy.model.rules import ChainKey, Jump, LeftRules, NftTable, Removal
 FREE_RETURNS = 2
 PATIENCE_S = 600.0
 CALM_S = 900.0
-"""The time after which rules that have not come back count as gone. kube-proxy checks its rules once in a sync period (30 s)."""
+"""If removed rules have not come back within this many seconds, they count as gone. kube-proxy checks its rules once in a sync
+period (30 s)."""
 
 TABLES = frozenset({"nat", "filter"})
 """The tables that affect packets of Services. In ``mangle``, kube-proxy only has a chain without rules."""

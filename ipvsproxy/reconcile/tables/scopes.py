@@ -17,11 +17,10 @@ Of marks:
 Rule 5: a Service port has one mark for all of its external addresses in both families, and keeps the mark. With direct return a
 Service port has two marks, one for each of the two ways in which its packets arrive.
 Rule 6: marks are given in the order in which Service ports request marks. If there are more Service ports than marks, the Service
-ports that were the last to request a mark wait. A waiting Service port has only one scope, as with kube-proxy. Marks that were
-never in use are given before marks that were given back.
-Rule 7: a mark that an object of any program in the kernel still uses is not given to another Service port.
-Rule 8: the largest marks are given first. Other programs usually number their marks from 1, and a packet with another program's
-mark must not reach a virtual server of ipvsproxy.
+ports that requested a mark last must wait. A waiting Service port has only one scope, as with kube-proxy. Service ports first get
+the marks that were never in use, and only then the marks that were given back. Rule 7: a mark that an object of any program in
+the kernel still uses is not given to another Service port. Rule 8: the largest marks are given first. Other programs usually
+number their marks from 1, and a packet with another program's mark must not reach a virtual server of ipvsproxy.
 """
 
 import dataclasses
@@ -64,7 +63,8 @@ class Marks:
         self._unused = 0
         """The number of the next mark that was not considered yet; 0 if all marks were considered."""
         self._returned: dict[int, Protocol | None] = {}
-        """Marks that were given back, or that the kernel had already, with the protocol of the last port of each mark."""
+        """The marks that were taken back from a port or were already used in the kernel. The value is the protocol of the mark's
+        last port; None if the protocol is unknown."""
         self._marks: dict[MarkedPort, int] = {}
         self._ports: dict[int, MarkedPort] = {}
         self._waiting: dict[MarkedPort, None] = {}
@@ -293,7 +293,7 @@ class Scopes:
         return sorted(entries, key=lambda one: (-entries[one], entries_of_mark[one[1]]))
 
     def refuse(self, key: FirewallMark) -> None:
-        """Release a mark because another program has made a virtual server by the mark.
+        """Release a mark, because another program has made a virtual server with this mark.
 
         The mark's Service port gets another mark.
         """

@@ -78,8 +78,8 @@ class Table(Generic[K, V, W]):
     ) -> None:
         """``differs`` compares a desired value with an observed value. Keys for which ``is_protected`` is true are never removed.
 
-        The table is a key of ``unequal`` while it has pending or surplus keys. ``rank`` gives the rank of an owner by its desired
-        value; no two owners have the same rank.
+        The table is a key of ``unequal`` while it has pending or surplus keys. ``rank`` returns the rank of an owner from the
+        value that the owner desires; no two owners have the same rank.
         """
         self._rank: Callable[[V], Any] = rank or owner_of
         self._owner_of = owner_of
@@ -126,7 +126,10 @@ class Table(Generic[K, V, W]):
         return self._waiting.keys()
 
     def desire(self, key: K, owner: Owner, value: V) -> Owner | None:
-        """Record that an owner desires a key. Returns the other owner that loses or gains the key, or None."""
+        """Record that an owner desires a key.
+
+        If another owner thereby loses or gains the key, returns this other owner, else None.
+        """
         desired, loser = self.desired.get(key), None
         waiting = self._waiting.get(key)
         if desired is not None and (winner := self._owner_of(desired)) != owner:

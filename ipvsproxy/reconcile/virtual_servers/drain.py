@@ -22,8 +22,8 @@ from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Re
 SHORTEST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0
 _INTERVAL_SHARE = 0.25
-"""The share of a drain's age after which its connections are read again, so that readings are frequent at first and rare
-later."""
+"""The interval between two readings of a drain's connections, as a share of the drain's age. Readings are therefore frequent at
+first and rare later."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -115,7 +115,8 @@ class Drains:
     def release(self, room: int) -> Collection[VirtualServerKey]:
         """End a number of waiting drains, so that their real servers may be removed.
 
-        The drains that have waited longest end first. Returns the virtual servers of the drains that are over now.
+        The method begins with the drains that have waited for the longest time. Returns the virtual servers of the drains that
+        are over now.
         """
         released = [self._waiting.popitem(last=False)[0] for _ in range(min(room, len(self._waiting)))]
         self._over.update(released)
@@ -138,7 +139,7 @@ class Drains:
         return due
 
     def next_s(self) -> float | None:
-        """The next time at which connections must be read or a deadline passes."""
+        """The earliest time at which connections must be read or a deadline passes; None if there is no such time."""
         while self._by_due and self._by_due[0][0] != self._due_s.get(self._by_due[0][2]):
             heapq.heappop(self._by_due)
         return self._by_due[0][0] if self._by_due else None

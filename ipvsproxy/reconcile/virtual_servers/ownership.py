@@ -171,9 +171,9 @@ def _named(holds: Callable[[IpSet], bool]) -> frozenset[str]:
 RANGE_SETS = _named(lambda one: one.kind in {SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP})
 """The sets of admitted sources of virtual servers."""
 FIREWALL_SETS = _named(lambda one: one.kind is SetKind.LOAD_BALANCER_FIREWALL)
-"""The sets of virtual servers that admit only certain sources."""
+"""The names of the sets that list the virtual servers with restricted source addresses."""
 LOCAL_SETS = _named(lambda one: one.kind is SetKind.LOAD_BALANCER_LOCAL or one.kind.startswith("KUBE-NODE-PORT-LOCAL-"))
-"""The sets for traffic that is not masqueraded because it stays on this node."""
+"""The sets for traffic that stays on this node and is therefore not masqueraded."""
 SCOPE_SETS = _named(lambda one: one.gives_marks)
 """The sets that give packets their mark."""
 

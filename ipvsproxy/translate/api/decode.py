@@ -263,7 +263,7 @@ class ListReader:
         self._buffer = bytearray()
         self._before_items = b""
         self._end_of_item = b""  # Empty until the first item has begun.
-        self._searched = 0  # No item ends in the buffer before this position.
+        self._searched = 0  # The search for the end of an item continues at this position of the buffer.
         self._is_in_one_piece = False
 
     def feed(self, piece: bytes) -> list[Put | Rejected]:

@@ -140,7 +140,7 @@ def _cluster_addresses(spec: schema.ServiceSpec, skipped: list[Skipped]) -> tupl
 def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Address]) -> Iterable[Skipped]:
     """Skips addresses of families in which the Service has no cluster IP.
 
-    Like kube-proxy, ipvsproxy serves a Service family by family.
+    Like kube-proxy, ipvsproxy serves an IP family only if the Service has a cluster IP of this family.
     """
     families = {address.family for address in cluster}
     for address in addresses:
@@ -150,7 +150,10 @@ def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Addr
 
 @functools.lru_cache(maxsize=1024)
 def _service_ports(ports: tuple[schema.ServicePortJson, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
-    """The usable ports, and the reason for each unusable port; Services with equal ports share one object."""
+    """The usable ports, and the reason for each unusable port.
+
+    Services with equal ports share one result, because results are cached.
+    """
     usable: list[ServicePort] = []
     skipped: list[Skipped] = []
     names: set[tuple[str, Protocol]] = set()
@@ -301,7 +304,10 @@ def parse_endpoint_slice(
 
 @functools.lru_cache(maxsize=1024)
 def _endpoint_ports(ports: tuple[schema.EndpointPortJson, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
-    """The usable ports, and the reason for each unusable port. EndpointSlices with equal ports share one object."""
+    """The usable ports, and the reason for each unusable port.
+
+    EndpointSlices with equal ports share one result, because results are cached.
+    """
     usable: list[EndpointPort] = []
     skipped: list[Skipped] = []
     for number, raw in enumerate(ports):
@@ -367,7 +373,7 @@ def _shared_conditions(
 
 @functools.lru_cache(maxsize=1024)
 def _with_weight(conditions: Conditions, weight: int) -> Conditions:
-    """Equal endpoints of EndpointSlices with a weight share one object."""
+    """The conditions of an endpoint whose EndpointSlice has a weight; equal endpoints share one object."""
     return msgspec.structs.replace(conditions, weight=weight)
 
 

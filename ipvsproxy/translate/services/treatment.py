@@ -47,7 +47,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         return _settings(self.scheduler, self.flags, affinity_timeout_s, self.chosen.prefix_lengths[family is Family.IPV6])
 
     def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int, *, by_hash: bool = False) -> VirtualServerSettings:
-        """The settings of virtual servers that belong to second scopes.
+        """The settings of the Service's virtual servers by firewall mark, which belong to second scopes or to direct return.
 
         With ``by_hash``, the scheduler is a hash scheduler, unless the Service has chosen a scheduler. Instead of session
         affinity, a virtual server by firewall mark gets a scheduler that chooses by the client's address. With session affinity,

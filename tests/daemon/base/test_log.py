@@ -146,7 +146,7 @@ def test_a_process_ends_without_waiting_for_a_stalled_log_reader(pipe: tuple[int
     assert len(os.read(pipe[0], 1 << 20)) > 1000
 
 
-def test_a_process_writes_all_lines_before_it_ends_if_the_log_reader_reads(
+def test_a_process_writes_all_log_lines_before_it_ends_if_the_pipe_has_room(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "LAST_LINES_S", 30)
@@ -187,7 +187,9 @@ def test_log_lines_that_cannot_be_written_to_a_full_disk_are_counted(
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
-def test_a_log_file_in_non_blocking_mode_receives_whole_lines(pipe: tuple[int, int], *, is_blocking: bool) -> None:
+def test_a_pipe_receives_whole_log_lines_in_blocking_and_in_non_blocking_mode(
+    pipe: tuple[int, int], *, is_blocking: bool
+) -> None:
     os.set_blocking(pipe[1], is_blocking)
     with log.written_by_a_thread(pipe[1]):
         ours = logger()

@@ -108,7 +108,7 @@ async def test_a_single_family_service_answers_health_checks_on_node_addresses_o
     assert ports.answers == {}
 
 
-async def test_a_listener_stays_open_if_its_answer_changes_and_is_closed_if_its_port_is_changed_or_removed() -> None:
+async def test_a_listener_is_closed_only_if_its_port_is_changed_or_removed() -> None:
     ports = Ports()
     await ports.show(state("web", ports={30001: 1}), state("dns", ports={30003: 1}))
     ports.is_healthy = False

@@ -236,7 +236,7 @@ async def test_only_the_verbose_health_answer_shows_version_digest_pending_objec
     assert second["ipvsproxy"] == me | {"pending": 2, "lastDrift": "2026-11-21T10:00:00Z"}
 
 
-def test_a_healthy_node_that_is_not_eligible_is_unavailable_on_healthz_but_not_on_livez() -> None:
+def test_only_healthz_answers_503_if_a_healthy_node_is_not_eligible() -> None:
     answer = paths.livez(summaries.status(NOW_S, UPDATES, eligible=False))
     assert answer.status == 200
     assert answer.body.startswith(f'{{"lastUpdated":"{NOW}","currentTime":"{NOW}","healthy":true,"status":'.encode())

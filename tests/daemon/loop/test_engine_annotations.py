@@ -34,7 +34,7 @@ def settings(node: MemoryNode) -> VirtualServerSettings:
     return node.kernel.virtual_servers[KEY].settings
 
 
-async def test_the_kernel_is_queried_for_a_scheduler_only_once_and_only_if_an_annotation_names_the_scheduler() -> None:
+async def test_the_kernel_is_queried_once_for_each_scheduler_that_an_annotation_names() -> None:
     async with MemoryNode().serving(builders.service()) as node:
         assert node.kernel.asked_schedulers == []
         for name in ("one", "two"):

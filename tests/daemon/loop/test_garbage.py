@@ -25,7 +25,7 @@ def as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_for_a_day_garbage_collections_skip_objects_that_survived_a_full_collection() -> None:
+def test_objects_that_survive_a_full_garbage_collection_are_skipped_for_a_day() -> None:
     now_s = 0.0
     with garbage.in_short_rounds(lambda: now_s) as thaw_if_due:
         knot = Knot()
@@ -74,7 +74,7 @@ def test_the_settings_of_the_garbage_collector_are_restored_at_the_end_of_the_bl
     assert list(gc.callbacks) == callbacks
 
 
-def test_on_python_3_14_only_the_collection_threshold_of_young_objects_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_collection_threshold_of_young_objects_is_changed_on_python_3_14(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "_ROUNDS_HAVE_AGES", False)
     _, *others = gc.get_threshold()
     with garbage.in_short_rounds():

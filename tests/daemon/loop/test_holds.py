@@ -39,7 +39,7 @@ class Kernel(InlineExecutor):
 
 
 class CountedNode(MemoryNode):
-    """A node whose clock advances with each step of Python."""
+    """A node whose clock advances by ``STEP_S`` for each counted step of Python code."""
 
     def __init__(self, counted: steps.Steps) -> None:
         self._counted = counted

@@ -127,7 +127,7 @@ async def test_without_changes_no_iptables_program_is_started_and_tables_are_exa
         assert not node.logged
 
 
-async def test_on_a_kernel_without_change_counters_each_audit_reads_the_tables() -> None:
+async def test_each_audit_reads_the_tables_if_the_kernel_has_no_change_counters() -> None:
     async with scene() as node:
         node.tables.has_marks = False
         await node.sync()
@@ -300,7 +300,7 @@ async def test_objects_of_the_unused_backend_are_removed_after_all_families_are_
         assert node.logged == [(OTHER_BACKEND_RESISTS, "remove: busy")]
 
 
-async def test_sets_of_the_other_backend_that_stay_in_use_are_logged_once() -> None:
+async def test_sets_of_the_other_backend_are_logged_only_once_while_they_stay_in_use() -> None:
     used = "a rule still uses A, B"
     async with scene() as node:
         node.of_other_backend = [("A", "B")]

@@ -26,7 +26,7 @@ async def test_a_poll_that_finds_no_drift_does_not_count_as_a_sync() -> None:
         assert len(node.watcher.summaries) == before
 
 
-async def test_slow_polls_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polls_happen_less_often_if_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
     begun = noting_readings(node, monkeypatch, poll_s=30)
     async with node.serving(WEB, SLICE, after_s=2000):
@@ -35,7 +35,7 @@ async def test_slow_polls_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("audit_s", "interval_s"), [(1, 30), (2.9, 30), (27, 270)])
-async def test_slow_audits_are_made_less_often_and_polls_keep_their_interval(
+async def test_slow_audits_run_less_often_but_do_not_change_the_interval_of_polls(
     audit_s: float, interval_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = MemoryNode(audit_interval_s=30)

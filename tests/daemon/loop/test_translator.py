@@ -124,7 +124,7 @@ async def test_no_setting_for_tunnels_is_written_while_another_program_has_an_ad
         assert "x" not in node.kernel.sysctls.values()
 
 
-async def test_tunnelled_packets_of_each_other_node_are_accepted_until_this_node_is_deleted() -> None:
+async def test_tunnelled_packets_from_every_other_node_are_accepted_until_that_node_is_deleted() -> None:
     node = with_direct_return()
     plain = Node(name="plain", addresses=(parse_address("172.18.0.8"),))
     annotated = Node(name="annotated", addresses=(parse_address("172.18.0.9"),), takes_direct_return=True)

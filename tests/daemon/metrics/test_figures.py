@@ -13,7 +13,7 @@ from tests.support.memory_node import InlineExecutor
 from tests.support.summaries import Clock
 
 
-async def test_requests_within_a_short_time_share_counters_that_were_read_once() -> None:
+async def test_the_counters_are_read_only_once_for_all_requests_within_a_short_time() -> None:
     clock, kernel = Clock(), Ipvs()
     kernel.counters = {CLUSTER: Counters(1), EXTERNAL: Counters(2)}
     sampler = Sampler(KernelThread(InlineExecutor(), kernel), clock)

@@ -98,7 +98,7 @@ def test_metrics_show_leftover_objects_of_the_unused_backend() -> None:
         assert figures.read()["ipvsproxy_other_backend_left"] == {(): figures.other_backend}
 
 
-def test_only_our_own_virtual_servers_and_real_servers_are_counted_by_family() -> None:
+def test_the_counts_by_family_contain_only_our_own_virtual_servers_and_real_servers() -> None:
     figures = Figures()
     ours = builders.frontend("10.96.0.10", 80), builders.frontend("fd00:10:96::10", 80)
     foreign = builders.frontend("192.0.2.1", 80)

@@ -1,4 +1,4 @@
-"""Covers the counts in metrics, and the formats of the page.
+"""Covers the numbers that the metrics show, and the formats of the page ``/metrics``.
 
 ``tests/test_golden.py`` covers that the page has exactly the series recorded from kube-proxy, and
 ``tests/test_reference_pages.py`` covers that each series is declared.

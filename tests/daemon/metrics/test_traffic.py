@@ -343,7 +343,7 @@ def pauses(ledger: Ledger, some: list[CountedObject]) -> int:
     return sum(1 for _ in ledger.booking(some))
 
 
-def test_counting_the_traffic_of_many_objects_lets_other_tasks_run() -> None:
+def test_other_tasks_run_while_the_traffic_of_many_objects_is_counted() -> None:
     ledger = Ledger(MANY)
     assert pauses(ledger, rows(MANY)) == 20, "marking, and booking"
     assert pauses(ledger, rows(MANY)) == 40, "and scanning totals and objects that stay"

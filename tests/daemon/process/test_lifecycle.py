@@ -120,7 +120,7 @@ def test_the_program_starts_with_a_c_library_that_has_no_mallopt(monkeypatch: py
     lifecycle.use_little_memory()
 
 
-def test_if_a_thread_cannot_be_started_its_caller_gets_an_oserror(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_gets_an_oserror_if_a_thread_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(_signals: lifecycle.Signals) -> int:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))

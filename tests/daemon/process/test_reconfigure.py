@@ -1,4 +1,4 @@
-"""Covers how new settings are applied to a running loop, which changes its kernel objects in place.
+"""Covers how new settings are applied to a running loop. The loop changes existing kernel objects in place.
 
 The kernel is an in-memory kernel.
 """

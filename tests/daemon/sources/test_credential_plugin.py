@@ -1,4 +1,7 @@
-"""Covers credential plugins: only one runs at a time, their processes end, and failures are reported; the processes are real."""
+"""Covers credential plugins: only one runs at a time, their processes end, and failures are reported.
+
+The tests start real processes.
+"""
 
 import asyncio
 import json

@@ -47,7 +47,7 @@ async def test_a_server_with_a_certificate_of_an_unknown_authority_receives_no_r
         assert "CERTIFICATE_VERIFY_FAILED" in logs[0]["error"]
 
 
-async def test_inside_a_pod_the_service_account_is_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_service_account_is_used_inside_a_pod(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificates = api_server.Certificates(tmp_path)
     (tmp_path / "token").write_text("pod-token")
     async with ApiServer(tls=certificates, token="pod-token") as server:
@@ -161,7 +161,9 @@ async def test_a_wrong_entry_of_a_kubeconfig_is_reported_without_secrets(
     assert "secret" not in refused
 
 
-async def test_outside_a_pod_a_missing_kubeconfig_flag_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_kubeconfig_flag_is_reported_if_the_process_does_not_run_in_a_pod(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(credentials.SourceError, match=r"no --kubeconfig was given.*Service host/port is not set"):
         await watch.KubernetesSource(node_name="n1").check()

@@ -38,7 +38,7 @@ def text(*documents: Json) -> str:
 
 
 class World:
-    """Manifest files, which a test reads in the same way as the directory source."""
+    """Manifest files, which a test reads with the functions of the directory source."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory

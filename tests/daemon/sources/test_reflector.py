@@ -60,7 +60,7 @@ async def test_each_page_of_a_list_is_delivered_when_it_arrives_and_the_end_of_t
     assert world.lists[1].endswith("&continue=t1")
 
 
-async def test_the_keys_of_a_list_include_the_keys_of_objects_that_cannot_be_read() -> None:
+async def test_a_delivered_list_has_the_key_of_an_object_even_if_the_object_cannot_be_read() -> None:
     broken = {"metadata": {"name": "odd", "namespace": "default"}, "spec": {"ports": "many"}}
     world = await run_script(page(service("web"), broken))
     assert names(world.delivered) == ["Put web", "Rejected odd"]
@@ -113,7 +113,7 @@ async def test_a_watch_that_ends_as_soon_as_it_begins_is_repeated_only_after_a_p
     assert len(world.sleeps) == 3
 
 
-async def test_a_watch_stream_that_ends_inside_a_line_continues_from_the_last_complete_line() -> None:
+async def test_a_watch_resumes_after_the_last_complete_line_if_its_stream_ends_inside_a_line() -> None:
     half = line("ADDED", service("b", 106))[:40]
     world = await run_script(page(), [ADDED + half, 400.0], [line("ADDED", service("b", 106)), 400.0])
     assert names(world.delivered) == ["Put a", "Put b"]
@@ -264,7 +264,7 @@ async def test_a_long_list_without_pages_is_delivered_in_parts() -> None:
 # List again
 
 
-async def test_repeated_status_410_gone_causes_lists_after_growing_pauses() -> None:
+async def test_the_pauses_before_new_lists_grow_if_status_410_gone_repeats() -> None:
     world = await run_script(page(), GONE, page(), GONE, page(), GONE, page(), GONE, page(), GONE)
     assert len(world.sleeps) == 4
     assert world.sleeps == sorted(world.sleeps)
@@ -314,7 +314,7 @@ async def test_objects_are_listed_at_once_from_a_server_that_does_not_know_our_r
     assert "resourceVersion=42" in world.watches[1]
 
 
-async def test_a_gateway_timeout_without_a_message_about_resource_versions_causes_no_list() -> None:
+async def test_a_gateway_timeout_that_names_no_resource_version_causes_no_new_list() -> None:
     world = await run_script(page(), ApiError.of_status(504, "gateway timeout"), [400.0])
     assert (world.progress[1], len(world.lists)) == ("server_error", 1)
 
@@ -380,7 +380,7 @@ async def test_each_attempt_uses_a_new_connection_and_therefore_new_credentials(
 # Status
 
 
-async def test_the_watch_status_has_the_last_contact_the_last_change_and_the_reason_of_a_failure() -> None:
+async def test_the_watch_status_says_when_the_last_contact_and_change_were_and_why_the_watch_failed() -> None:
     world = await run_script(page(), [10.0, ADDED, 20.0, bookmark(110), ApiError(Trouble.SILENT, "")])
     status = world.reflector.status
     assert (status.listed_s, status.event_s, status.contact_s) == (1000.0, 1010.0, 1030.0)

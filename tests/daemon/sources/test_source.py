@@ -1,4 +1,4 @@
-"""Covers the wait for the first lists, and how stale watches are detected, logged, and shown by health."""
+"""Covers the wait for the first lists, and how stale watches are detected, logged, and reported by ``/healthz``."""
 
 import asyncio
 from collections import Counter
@@ -140,7 +140,7 @@ async def test_contact_with_the_server_by_other_watches_does_not_extend_the_wait
 
 
 @virtual_time.in_virtual_time
-async def test_a_command_prints_on_standard_error_which_list_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_standard_error_names_the_list_while_a_command_waits_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     await give_up_after_s(Lists(SERVICE=(5, 19)))
     written = capsys.readouterr()
     assert written.out == ""

@@ -234,7 +234,7 @@ async def test_the_view_of_a_service_shows_pod_names_and_the_names_are_read_agai
 
 
 @in_virtual_time
-async def test_while_pod_names_cannot_be_read_the_page_shows_addresses_and_rarely_requests_the_names() -> None:
+async def test_the_page_shows_addresses_and_rarely_requests_pod_names_while_they_cannot_be_read() -> None:
     async with _serving() as node:
         node.names_error = ApiError(Trouble.UNREACHABLE, "no route")
         for _ in range(19):
@@ -295,7 +295,7 @@ async def test_the_result_of_a_search_for_problems_changes_as_problems_appear_an
 
 
 @in_virtual_time
-async def test_the_page_shows_rates_after_two_reads_of_the_counters_and_later_answers_have_only_new_points() -> None:
+async def test_the_page_shows_rates_and_an_answer_with_since_has_only_later_points() -> None:
     async with _serving() as node:
         node.traffic.per_second[CLUSTER] = 100.0
         for _ in range(12):

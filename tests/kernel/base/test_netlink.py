@@ -59,7 +59,7 @@ def test_messages_without_an_error_count_as_unanswered_if_the_last_message_is_no
     assert len(opened) == 2
 
 
-def test_messages_without_an_error_count_as_unanswered_after_an_overrun_even_if_the_last_message_is_acknowledged() -> None:
+def test_messages_without_an_error_are_unanswered_after_an_overrun_even_if_the_last_is_acknowledged() -> None:
     def answer(numbers: list[int]) -> list[Answer]:
         return [error(numbers[0], errno.EEXIST), OVERRUN, error(numbers[1], errno.EPERM), error(numbers[-1])]
 
@@ -110,7 +110,7 @@ def test_answers_to_earlier_requests_are_ignored() -> None:
     assert tested.run([message(0)] * 2) == {}
 
 
-def test_if_the_kernel_stops_at_a_refused_message_every_message_gets_the_error_of_that_message() -> None:
+def test_all_messages_get_the_error_of_the_refused_message_at_which_the_kernel_stops() -> None:
     tested, opened = channel(lambda numbers: [error(numbers[0], errno.EBUSY)])
     assert tested.run([message(0)] * 3, errno.EBUSY) == dict.fromkeys(range(3), errno.EBUSY)
     assert not opened[0].closed
@@ -265,7 +265,7 @@ def test_if_a_netlink_family_is_unknown_the_error_names_the_kernel_module_of_the
         netlink.resolve_family(tested, "IPVS", "ip_vs")
 
 
-def test_a_real_socket_has_the_requested_buffer_sizes_and_answers_at_once() -> None:
+def test_a_real_socket_does_not_block_and_receives_the_answer_at_once() -> None:
     with netlink.open_socket(0) as opened:
         assert not opened.getblocking()
         opened.send(struct.pack("=IHHIIB15x", 32, 18, netlink.REQUEST | netlink.DUMP, 5, 0, 0))  # RTM_GETLINK

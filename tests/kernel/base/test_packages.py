@@ -55,7 +55,7 @@ def test_a_package_that_is_imported_already_is_not_replaced(package: str) -> Non
     assert whole.EXECUTED == 1
 
 
-def test_a_package_that_is_not_installed_is_an_error_at_once() -> None:
+def test_defer_fails_at_once_if_the_package_is_not_installed() -> None:
     with pytest.raises(ModuleNotFoundError, match="No module named 'not_installed_anywhere'"):
         packages.defer("not_installed_anywhere")
 

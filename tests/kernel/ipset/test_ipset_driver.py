@@ -174,7 +174,7 @@ def test_if_the_kernel_does_not_have_a_set_type_the_error_names_the_set_type() -
 
 
 @pytest.mark.kernel
-def test_the_copy_of_a_set_that_a_killed_process_has_left_behind_is_observed_and_destroyed(
+def test_the_copy_of_a_set_is_observed_and_destroyed_if_a_killed_process_has_left_the_copy(
     driver: ipset.IpsetDriver,
 ) -> None:
     assert not driver.has_copy()
@@ -253,7 +253,10 @@ def test_an_entry_that_cannot_be_encoded_does_not_prevent_sending_the_other_entr
     sent: list[bytes] = []
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
-        """Refuse the last message of each ``send``: at first one message with both entries, later one message for each entry."""
+        """Refuse the last message of each ``send``.
+
+        The first ``send`` has one message with both entries, the second has one message for each entry.
+        """
         sent.append(data)
         *_, last = fake_netlink.sequences(data)
         return [fake_netlink.error(last, errno.EINVAL)]

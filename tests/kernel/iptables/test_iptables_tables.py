@@ -41,7 +41,7 @@ def test_a_truncated_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         iptables_tables.digest(Family.IPV4, "nat")
 
 
-def test_an_absent_list_of_table_names_means_no_tables_and_an_unreadable_list_is_an_error(tmp_path: pathlib.Path) -> None:
+def test_an_unreadable_list_of_table_names_is_an_error_but_an_absent_list_means_no_tables(tmp_path: pathlib.Path) -> None:
     (tmp_path / "thread-self/net/ip_tables_names").mkdir(parents=True)
     with pytest.raises(KernelError, match="ip_tables_names"):
         iptables_tables.names(Family.IPV4, tmp_path)

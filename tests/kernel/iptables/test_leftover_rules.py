@@ -1,4 +1,7 @@
-"""Covers which tables are searched for leftover rules, in some tests with scripts instead of the iptables programs."""
+"""Covers the search for leftover rules in the tables of iptables, and their removal.
+
+In some tests, scripts replace the iptables programs.
+"""
 
 import errno
 import pathlib
@@ -36,7 +39,9 @@ def concerns(key: ChainKey) -> bool:
 
 @pytest.fixture
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A folder at the head of PATH, for scripts that replace the iptables programs. The folder also replaces /proc.
+    """A folder at the head of PATH, for scripts that replace the iptables programs.
+
+    The code under test also reads this folder in place of /proc.
 
     The list of legacy tables in the folder has one table. The state of every kernel module is unknown.
     """

@@ -43,7 +43,7 @@ def test_if_raw_sockets_cannot_be_opened_our_library_is_preloaded_before_other_l
     assert (iptables_process.environment(tmp_path, library) or {})["LD_PRELOAD"] == f"{library}:libother.so"
 
 
-def test_if_the_library_is_missing_nothing_is_preloaded(tmp_path: pathlib.Path, library: pathlib.Path) -> None:
+def test_nothing_is_preloaded_if_the_library_is_missing(tmp_path: pathlib.Path, library: pathlib.Path) -> None:
     has(tmp_path, "0000000000001000")
     library.unlink()
     assert iptables_process.environment(tmp_path, library) is None

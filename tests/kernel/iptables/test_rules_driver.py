@@ -104,7 +104,7 @@ def test_a_slow_iptables_program_keeps_running_and_a_later_attempt_returns_the_o
     assert began(programs) == 1, "it was not begun a second time"
 
 
-def test_while_a_program_is_running_no_other_program_of_its_family_is_started(
+def test_no_second_program_of_a_family_is_started_while_the_first_program_is_running(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = make(0.05)

@@ -1,4 +1,4 @@
-"""One rule in the syntax of iptables.
+"""Covers how rules are written and read in the syntax of iptables.
 
 The same syntax is checked against the output of the real programs in ``test_programs.py``.
 """

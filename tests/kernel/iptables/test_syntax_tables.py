@@ -79,7 +79,7 @@ def test_our_chains_and_jumps_are_found_among_chains_and_jumps_of_other_programs
     }
 
 
-def test_a_table_that_iptables_save_cannot_show_counts_as_hidden_only_if_we_write_rules_to_the_table() -> None:
+def test_a_table_is_hidden_only_if_we_write_rules_to_it_and_iptables_save_cannot_show_it() -> None:
     hint = "# Table `{}' is incompatible, use 'nft' tool.\n"
     assert iptables_syntax.parse_save(hint.format("nat"), SKELETON.chains, SKELETON.jumps).hidden == {"nat"}
     assert iptables_syntax.parse_save(hint.format("mangle"), SKELETON.chains, SKELETON.jumps) == NOTHING

@@ -94,14 +94,14 @@ def test_the_messages_of_many_operations_are_built_and_sent_in_parts_to_save_mem
     assert max(sent) <= driver._channel.limit < len(many)
 
 
-def test_a_scheduler_does_not_count_as_missing_because_the_ipvs_module_was_loaded_again() -> None:
+def test_a_scheduler_is_not_reported_as_missing_after_the_ipvs_module_was_loaded_again() -> None:
     driver, kernel = fake()
     kernel.answer = lambda sequence: fake_netlink.error(sequence, errno.EINVAL)
     kernel.number = 34
     assert driver.why_unusable("wlc") == ""
 
 
-def test_ipvs_counts_as_without_ipv6_only_if_the_kernel_reports_the_family_as_unsupported() -> None:
+def test_ipvs_has_ipv6_unless_the_kernel_reports_the_family_as_unsupported() -> None:
     driver, kernel = fake()
     for number, has_ipv6 in ((errno.EINVAL, True), (errno.EAFNOSUPPORT, False)):
         kernel.answer = functools.partial(fake_netlink.error, number=number)
@@ -155,7 +155,7 @@ BY_MARK = VirtualServer(FirewallMark.of(Family.IPV4, 8), WEB.settings)
         (Verb.REMOVE, WEB, errno.ESRCH, None),
     ],
 )
-def test_adding_an_existing_object_changes_the_object_and_changing_an_absent_object_adds_the_object(
+def test_add_and_set_are_swapped_if_the_error_shows_that_the_object_exists_or_is_absent(
     verb: Verb, item: Item, number: int, opposite: Verb | None
 ) -> None:
     assert ipvs_operations.opposite(Operation(verb, item), number) is opposite

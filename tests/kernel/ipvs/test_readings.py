@@ -189,7 +189,7 @@ def test_the_cheap_read_sees_every_change_except_a_new_weight_a_new_threshold_an
     assert table.read(whole=True).keys() == (set() if is_seen else {WEB})
 
 
-def test_changes_by_our_own_writes_are_returned_only_by_a_read_of_the_whole_table(table: Table) -> None:
+def test_only_a_read_of_the_whole_table_returns_changes_that_our_own_writes_have_made(table: Table) -> None:
     table.put(WEB, pod(1))
     table.read()
     table.put(WEB, pod(1), pod(2))
@@ -223,7 +223,7 @@ def test_a_virtual_server_written_while_the_table_is_read_is_returned_by_the_nex
     assert table.read() == {late: ObservedVirtualServer(RR, EvenWeights.of([pod(1)]))}
 
 
-def test_a_virtual_server_removed_while_the_table_is_read_is_returned_as_removed_by_the_next_read(table: Table) -> None:
+def test_the_next_read_returns_a_virtual_server_as_removed_if_it_is_removed_during_a_read(table: Table) -> None:
     table.put(WEB, pod(1))
     table.read()
     table.on_destinations = lambda: table.content.pop(WEB) and None
@@ -255,7 +255,7 @@ def test_virtual_servers_of_other_protocols_are_counted_but_not_returned(table: 
     assert table.reader.foreign == 1
 
 
-def test_if_a_step_of_a_read_fails_the_next_read_returns_the_virtual_servers_of_this_step(table: Table) -> None:
+def test_the_next_read_returns_the_virtual_servers_of_a_step_that_failed(table: Table) -> None:
     table.put(WEB, pod(1))
     table.put(DNS, pod(2))
     table.on_destinations = lambda: table.failing.update({DESTINATIONS: errno.ENOMEM})

@@ -170,7 +170,7 @@ def test_missing_counters_of_the_node_are_reported(tmp_path: pathlib.Path) -> No
         ipvs_rows.TrafficReader(counting().connect, path=tmp_path / "none").totals()
 
 
-def test_a_kernel_without_64_bit_counters_is_an_error_and_does_not_count_as_zero_traffic() -> None:
+def test_a_kernel_error_is_raised_if_the_kernel_has_no_64_bit_counters() -> None:
     message = _virtual_server(1, KEYS[0], b"")
     part = (message, fake_netlink.HEADER.size + 4, len(message))
     with pytest.raises(KernelError, match=r"lacks counters of 64 bits: use Linux 4\.1 or later"):

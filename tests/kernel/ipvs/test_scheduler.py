@@ -34,7 +34,7 @@ def test_the_error_of_a_trial_virtual_server_or_the_module_files_show_whether_a_
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, netlink.UNANSWERED])
-def test_an_error_that_occurs_before_the_kernel_looks_up_the_scheduler_is_raised(
+def test_an_error_is_raised_if_it_occurs_before_the_kernel_looks_up_the_scheduler(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     ipvs = AbsentIpvs()

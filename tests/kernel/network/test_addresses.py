@@ -189,7 +189,7 @@ def test_adding_or_removing_an_address_fails_if_the_answer_is_lost() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", bytes(4)])
-def test_a_truncated_interface_or_address_message_is_a_kernel_error(body: bytes) -> None:
+def test_a_truncated_message_about_an_interface_or_address_raises_a_kernel_error(body: bytes) -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, _, _, sequence, _),) = fake_netlink.split(data)
         return [fake_netlink.message(sequence, body), fake_netlink.done(sequence)]

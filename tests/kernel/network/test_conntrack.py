@@ -1,4 +1,4 @@
-"""The conntrack driver on a real kernel, with flows made by the program conntrack. Errors are tested with a fake socket."""
+"""Covers the conntrack driver on a real kernel. The program conntrack makes the flows. Errors are tested with a fake socket."""
 
 import contextlib
 import errno
@@ -268,7 +268,7 @@ V4, V6 = (parse_address(SERVICE[family]) for family in Family)
     ],
     ids=["one", "IPv6", "two ports", "two protocols"],
 )
-def test_the_kernel_filters_by_the_fields_that_all_removed_real_servers_have_in_common(
+def test_the_kernel_is_asked_to_filter_by_the_fields_that_all_removed_real_servers_share(
     cleanings: list[Operation], desired: tuple[object, ...]
 ) -> None:
     table = Table(listed())

@@ -174,7 +174,7 @@ def test_the_next_read_shows_that_the_kernel_has_removed_routes_without_a_notifi
     assert driver.observe_changed() is None
 
 
-def test_a_poll_after_a_complete_read_or_a_write_returns_all_routes(driver: routes.RouteDriver) -> None:
+def test_a_poll_returns_all_routes_after_a_complete_read_and_after_a_write(driver: routes.RouteDriver) -> None:
     apply(driver, Verb.ADD, LocalRoutes.of(V4))
     for _ in range(2):
         assert driver.observe() == {V4}

@@ -96,7 +96,7 @@ def test_a_set_that_another_program_changes_is_read_after_the_notification(drive
 
 
 class Failing:
-    """A socket whose reads fail with these errors, one after the other. A read after the last error would block."""
+    """A socket whose reads fail with the errors in ``numbers``, one after the other. A read after the last error would block."""
 
     def __init__(self, *numbers: int) -> None:
         self.numbers = list(numbers)

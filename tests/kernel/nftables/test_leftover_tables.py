@@ -110,7 +110,7 @@ def test_a_failed_read_of_tables_counts_as_no_tables_only_if_the_kernel_has_no_n
         subject.read(IPV4)
 
 
-def test_logs_and_messages_name_a_leftover_table_by_its_family_and_its_nft_name() -> None:
+def test_a_leftover_table_is_named_by_its_family_and_by_its_nft_name() -> None:
     assert (str(IPV4), IPV4.where, IPV4.variant) == ("nftables IPv4", "the table ip kube-proxy", "nftables")
     assert (str(IPV6), IPV6.where) == ("nftables IPv6", "the table ip6 kube-proxy")
     assert [place.family for place in (IPV4, IPV6)] == list(Family)

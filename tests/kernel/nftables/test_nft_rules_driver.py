@@ -101,9 +101,7 @@ def test_successive_rules_differ_because_equal_rules_would_have_the_same_fingerp
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
-def test_loading_a_saved_rule_set_restores_all_sets_and_the_next_write_repairs_the_rules(
-    driver: NftRulesDriver, settings: Settings
-) -> None:
+def test_only_the_rules_need_another_write_after_a_saved_ruleset_is_loaded(driver: NftRulesDriver, settings: Settings) -> None:
     wanted = {family: every_rule(family, settings) for family in Family}
     assert [apply(driver, Verb.SET, one).error for one in wanted.values()] == ["", ""]
     entries = [an_entry_of(ip_set) for ip_set in IP_SETS.values()]
@@ -283,7 +281,7 @@ def test_if_a_rule_refers_to_an_unknown_set_only_the_rules_of_the_same_family_ar
 
 
 @FAMILIES
-def test_checking_whether_a_family_is_usable_leaves_no_rules(family: Family) -> None:
+def test_no_rules_remain_after_the_check_whether_a_family_is_usable(family: Family) -> None:
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as made:
         assert made.try_writing(family) is None
         assert made.usable(family) is None
@@ -401,7 +399,7 @@ def test_the_rules_of_nftables_are_not_usable_if_the_generation_of_nf_tables_can
         ({0: errno.ENOMEM}, "the kernel refuses rules of nf_tables: Cannot allocate memory", False),
     ],
 )
-def test_if_the_kernel_refuses_a_trial_write_of_rules_the_refusal_contains_the_reason(
+def test_a_trial_write_returns_the_reason_if_the_kernel_refuses_the_rules(
     monkeypatch: pytest.MonkeyPatch, failed: dict[int, int], reason: str, *, is_certain: bool
 ) -> None:
     monkeypatch.setattr(nft_message, "run", lambda *_: failed)

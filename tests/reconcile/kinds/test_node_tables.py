@@ -1,6 +1,6 @@
 """The desired state of the node and of its Services in each table.
 
-``test_reconciler`` tests the operations.
+``test_reconciler`` tests the operations that the reconciler plans.
 """
 
 import itertools
@@ -78,7 +78,7 @@ def test_sets_of_scopes_stay_desired_in_served_families_if_the_nodes_desired_sta
     assert {ip_set for ip_set in tables.sets.desired if ip_set.kind in SCOPE_KINDS} == {scoped[Family.IPV4]}
 
 
-def test_a_reading_includes_all_desired_settings_and_every_set_of_the_families_in_use() -> None:
+def test_a_reading_includes_all_desired_sysctls_and_all_sets_of_the_families_in_use() -> None:
     tables = new_claims()
     tables.put_node({Family.IPV4}, [Sysctl("net/ipv4/ip_forward", "1")], None)
     sets, sysctls = Survey(tables).subjects()

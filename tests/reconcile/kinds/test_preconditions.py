@@ -150,7 +150,7 @@ def _assert_all(node: simulation.SimulatedNode, allowed: frozenset[str], operati
 
 
 @pytest.mark.parametrize("ranges", [ranges for ranges in RANGES if ranges])
-def test_source_ranges_restrict_clients_until_the_virtual_server_is_removed_whatever_operation_fails(
+def test_source_ranges_restrict_clients_until_the_virtual_server_is_removed_even_after_failures(
     ranges: tuple[str, ...],
 ) -> None:
     def change(failing: Nth) -> None:
@@ -229,7 +229,11 @@ def in_force(node: simulation.SimulatedNode, entry: SetEntry) -> bool:
 
 
 def _assert_answered(node: simulation.SimulatedNode, protocol: Protocol, operation: Operation) -> None:
-    """Traffic to another node is masqueraded, because otherwise its replies would not return through this node."""
+    """Assert that no set entry exempts traffic to another node from masquerading.
+
+    The replies must return through this node.
+
+    """
     for key, entry in local_entries(protocol).items():
         server = node.kernel.virtual_servers.get(key)
         if server and server.real_servers.get(ELSEWHERE):

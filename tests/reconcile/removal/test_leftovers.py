@@ -38,7 +38,7 @@ THEIR_REFERENCE = reference(FORWARD, THEIR_SERVICES, "kubernetes service portals
         *(("nat", f"KUBE-{kind}-ABCDEFGHIJKLMNOP") for kind in ("SVC", "SVL", "SEP", "EXT", "FW", "XLB")),
     ],
 )
-def test_a_chain_that_only_kube_proxys_iptables_mode_has_is_recognised_by_table_and_name(key: tuple[str, str]) -> None:
+def test_table_and_name_identify_a_chain_that_only_the_iptables_mode_of_kube_proxy_has(key: tuple[str, str]) -> None:
     assert leftovers.is_of_iptables_mode(ChainKey(*key))
 
 
@@ -77,7 +77,7 @@ def test_our_own_chains_in_the_unused_iptables_variant_are_removed_too() -> None
     assert not USED.concerns(OURS)
 
 
-def test_jumps_of_the_iptables_mode_to_our_chain_are_removed_and_our_jumps_stay() -> None:
+def test_only_jumps_of_the_iptables_mode_to_a_shared_chain_are_removed_in_the_used_iptables_variant() -> None:
     foreign = reference(OUTPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
     ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
     rules = LeftRules(chains={OUR_FIREWALL: 1}, references=(foreign, ours))
@@ -103,7 +103,9 @@ def test_jumps_of_both_proxy_modes_to_a_shared_chain_are_removed_in_the_unused_i
         reference(ChainKey("filter", "MINE"), THEIR_SERVICES, "kubernetes service portals"),
     ],
 )
-def test_a_leftover_chain_that_another_programs_rule_jumps_to_is_emptied_once_and_not_deleted(other_reference: Reference) -> None:
+def test_a_leftover_chain_is_emptied_once_and_not_deleted_if_a_rule_of_another_program_uses_it(
+    other_reference: Reference,
+) -> None:
     rules = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, references=(THEIR_REFERENCE, other_reference))
     removal = leftovers.removal(rules, USED)
     assert removal == Removal(
@@ -132,7 +134,7 @@ def test_no_leftover_chain_is_removed_while_one_of_our_chains_jumps_to_a_leftove
     assert "nat/KUBE-SERVICES is not as it should be: it holds '-j KUBE-SVC-ABCDEFGHIJKLMNOP'" in removal.held_back
 
 
-def test_if_there_are_no_leftover_rules_no_removal_is_needed() -> None:
+def test_no_removal_is_needed_if_there_are_no_leftover_rules() -> None:
     assert not leftovers.removal(LeftRules(), USED).is_needed
     assert not leftovers.removal(LeftRules(hidden=frozenset({"nat"})), UNUSED).is_needed
 

@@ -81,7 +81,7 @@ def test_a_cleanup_removes_the_copy_of_a_set() -> None:
     assert todo.operations == (remove(SET_COPY),)
 
 
-def test_a_cleanup_recognises_virtual_servers_by_their_local_routes_and_removes_the_routes_too() -> None:
+def test_a_cleanup_removes_our_local_routes_and_the_virtual_servers_at_their_addresses() -> None:
     observed = dataclasses.replace(kernel_with(device=False), sets={}, addresses=frozenset(), routes=frozenset({KEY.address}))
     todo = own_objects.plan(observed, OURS, ())
     assert [operation.item.key for operation in todo.virtual_servers] == [KEY]
@@ -162,7 +162,10 @@ MARKS = IpSet(SetKind.MARKS, Family.IPV4)
 
 
 def with_own_objects(**changed: Any) -> Observation:
-    """A kernel whose Service has a second scope and an address that is local by a route; two further routes are stale."""
+    """A kernel with a Service that also has a virtual server by firewall mark.
+
+    A local route leads to the Service's address, and another local route is stale.
+    """
     server = ObservedVirtualServer(examples.ROUND_ROBIN, {})
     observed = Observation(
         virtual_servers={KEY: server, MARK: server, FirewallMark.of(Family.IPV4, 7): server},

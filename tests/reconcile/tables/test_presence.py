@@ -30,7 +30,7 @@ def test_a_key_that_is_desired_and_observed_takes_no_additional_memory() -> None
     assert (table._present.undesired, list(table.surplus), list(table.pending)) == ({"a": None, "b": None}, ["a", "b"], [])
 
 
-def test_a_key_that_was_lost_in_the_kernel_is_absent_as_soon_as_no_owner_desires_the_key() -> None:
+def test_a_key_that_was_removed_from_the_kernel_stays_absent_when_its_owners_release_it() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.confirm("a", True)
     for owner in OWNERS:

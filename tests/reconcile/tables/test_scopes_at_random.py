@@ -137,7 +137,7 @@ def number_of(entry: MarkedEntry) -> int:
 
 @pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(30 if patience.IS_THOROUGH else 12))
-def test_each_mark_leads_only_to_its_service_and_no_mark_stays_free_while_a_service_waits(
+def test_each_mark_belongs_to_one_service_and_no_service_waits_while_a_mark_is_free(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     # if there are few marks, each mark is passed on to one Service after the other

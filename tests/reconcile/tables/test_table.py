@@ -274,7 +274,7 @@ def test_an_owner_that_gains_the_key_by_its_new_rank_no_longer_waits() -> None:
     assert list(numbers.owners_of("key")) == [MIDDLE, OLD]
 
 
-def test_an_owner_that_falls_in_rank_passes_the_key_to_the_first_waiting_owner() -> None:
+def test_the_first_waiting_owner_gets_the_key_when_the_rank_of_the_winner_falls() -> None:
     ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
     numbers = ranked(ranks)
     ranks[OLD] = 2.5

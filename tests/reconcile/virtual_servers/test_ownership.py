@@ -83,7 +83,7 @@ SERVED = examples.observed({POD: 1, OTHER_POD: 1})
     ],
     ids=["the same", "one drains", "fewer", "hosts", "another scheduler", "none"],
 )
-def test_a_node_port_on_a_lost_address_is_recognised_by_the_real_servers_of_its_cluster_ip(
+def test_a_node_port_on_a_lost_address_is_ours_if_it_equals_one_of_our_virtual_servers(
     observed: ObservedVirtualServer, *, is_ours: bool
 ) -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
@@ -116,7 +116,7 @@ KEEPALIVED = builders.frontend("172.18.0.77", 30080)
         (["fe80::/64"], "fe80::1", True),
     ],
 )
-def test_a_node_port_is_a_witness_only_on_addresses_where_node_ports_are_served(
+def test_a_node_port_proves_ownership_only_on_addresses_that_serve_node_ports(
     ranges: list[str], address: str, *, is_ours: bool
 ) -> None:
     entries = [examples.port_entry(SetKind.NODE_PORT_TCP, 30080, family) for family in Family]

@@ -124,7 +124,7 @@ def test_each_annotation_is_parsed_to_its_value(name: str, text: str, field: str
         ("skip-load-balancer-ips", "yes", "'yes' is none of true, false"),
     ],
 )
-def test_an_invalid_annotation_is_skipped_with_the_reason_and_the_default_stays(name: str, text: str, reason: str) -> None:
+def test_an_invalid_annotation_keeps_its_default_and_the_reason_is_reported(name: str, text: str, reason: str) -> None:
     parsed, skipped = parse_named({f"ipvsproxy.io/{name}": text})
     (one,) = skipped
     assert one.field == f"metadata.annotations[ipvsproxy.io/{name}]"
@@ -151,7 +151,7 @@ def test_new_connections_are_accepted_again_below_the_lower_threshold() -> None:
     assert len(skipped) == 2
 
 
-def test_annotations_of_kube_router_have_the_same_meaning_and_our_annotations_override_them() -> None:
+def test_annotations_of_kube_router_are_aliases_that_our_annotations_override() -> None:
     aliases = {
         "kube-router.io/service.scheduler": "sh",
         "kube-router.io/service.schedflags": "flag-2",

@@ -65,7 +65,7 @@ def test_a_node_that_is_being_deleted_or_has_the_taint_for_deletion_is_leaving(
     assert _node(document).leaving is leaving
 
 
-def test_a_node_has_the_zone_of_its_label_and_its_uid() -> None:
+def test_a_parsed_node_has_its_uid_and_the_zone_from_its_label() -> None:
     node = _node({"metadata": {"uid": "u-1", "labels": {"topology.kubernetes.io/zone": "zone-a"}}})
     assert (node.zone, node.uid) == ("zone-a", "u-1")
     node = _node({"metadata": {"labels": {}}})

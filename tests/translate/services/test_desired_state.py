@@ -104,7 +104,7 @@ def test_a_family_that_this_node_does_not_serve_is_reported_but_not_as_invalid()
 @pytest.mark.parametrize(
     ("family", "address", "backend"), [*zip(Family, DUAL, ("10.244.1.5:8080", "[fd00::5]:8080"), strict=True)]
 )
-def test_a_node_that_serves_one_family_serves_only_services_of_this_family(family: Family, address: str, backend: str) -> None:
+def test_a_node_with_only_one_ip_family_serves_only_services_of_that_family(family: Family, address: str, backend: str) -> None:
     settings = Settings(families=frozenset({family}))
     states = (
         state_of(service("four"), endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), settings=settings),

@@ -1,4 +1,4 @@
-"""Service addresses that are refused, similar addresses that are not refused, and what remains of the Service."""
+"""Covers which Service addresses are refused, which similar addresses are served, and what a refusal leaves of the Service."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def service(cluster: str = "10.96.0.10", *external: str, port: int = 80) -> Serv
         ("203.0.113.5", 6443, ""),
     ],
 )
-def test_an_external_address_is_refused_with_its_reason(external: str, port: int, reason: str) -> None:
+def test_the_reason_is_reported_if_an_external_address_is_refused(external: str, port: int, reason: str) -> None:
     item = service("10.96.0.10", external, port=port)
     state = builders.translate(item, [], node_view(), SETTINGS)
     assert [str(one) for one in state.rare.skipped] == ([f"spec.externalIPs: {external} {reason}"] if reason else [])

@@ -125,7 +125,7 @@ def test_traffic_only_goes_to_usable_endpoints_and_is_refused_only_if_there_are_
         (endpoint(HERE_TOO, zones=["zone-b"]), topology.WhyNot.HINT_FOR_OTHER_ZONE),
     ],
 )
-def test_an_endpoint_that_is_not_used_always_has_a_reason(item: Endpoint, reason: topology.WhyNot) -> None:
+def test_each_unused_endpoint_has_a_reason(item: Endpoint, reason: topology.WhyNot) -> None:
     cluster, _ = _scopes(endpoint(HERE, zones=["zone-a"]), item, zone="zone-a")
     assert cluster.why_not(item.conditions) is reason
 

@@ -113,7 +113,7 @@ def test_only_hash_schedulers_get_the_flags_of_an_annotation() -> None:
     ]
 
 
-def test_weights_depend_on_node_and_zone_and_do_not_change_the_order() -> None:
+def test_weights_by_node_and_zone_leave_the_order_of_real_servers_unchanged() -> None:
     state = state_of(annotated(scheduler="wrr", weights=WeightRules({OTHER_NODE: 0}, {"zone-a": 10}, 5)), SLICE)
     assert weights(state) == {NEAR: 10, FAR: 0}
     assert list(server(state).weights) == list(server(state_of(builders.service(), SLICE)).weights)
