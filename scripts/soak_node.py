@@ -32,7 +32,7 @@ SETTLED_WITHIN_S = 60.0
 TAKE_OVERS_AT_ONCE = 10
 """The number of take-overs in one round; the results of the clients are printed after each round."""
 REQUESTS_S = 0.05
-"""The time between two requests of a client."""
+"""The time in seconds between two requests of a client."""
 
 
 class Soak:

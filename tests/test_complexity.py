@@ -96,7 +96,10 @@ def _wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 
 async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services: int, endpoints: int) -> dict[str, int]:
-    """The counts for adding an endpoint to a Service that has ``endpoints`` endpoints, on a node with ``services`` Services."""
+    """Counts translations and netlink messages while an endpoint is added to a Service that has ``endpoints`` endpoints.
+
+    The node has ``services`` Services.
+    """
     translated: collections.Counter[str] = collections.Counter()
     translating = desired_state.translating
 

@@ -34,7 +34,7 @@ def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([ROOT / "scripts/demo", *arguments], capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_help_of_the_demo_states_requirements_and_exit_status() -> None:
+def test_the_help_of_the_demo_states_its_requirements_and_its_exit_status() -> None:
     shown = _demo("--help")
     assert shown.returncode == 0
     assert "needs root on Debian 12" in shown.stdout
@@ -130,7 +130,7 @@ _STUBS = {
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="scripts/demo needs root")
 @pytest.mark.parametrize("last", ["exit\nnever\n", ""], ids=["exit", "end of input"])
-def test_the_shell_of_the_demo_runs_each_line_as_a_command_in_the_node_until_exit(tmp_path: Path, last: str) -> None:
+def test_the_shell_of_the_demo_runs_each_line_in_the_node_until_exit_or_the_end_of_the_input(tmp_path: Path, last: str) -> None:
     for name, lines in _STUBS.items():
         stub = tmp_path / name
         stub.parent.mkdir(parents=True, exist_ok=True)

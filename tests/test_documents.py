@@ -109,7 +109,7 @@ def first_number(cell: str) -> int:
 
 
 @pytest.mark.parametrize("row", SIZES, ids=lambda row: row[0])
-def test_memory_requests_and_memory_limits_are_computed_from_the_measured_memory(row: list[str]) -> None:
+def test_memory_requests_and_limits_in_the_documentation_follow_from_the_measured_memory(row: list[str]) -> None:
     services, resident, request, limit = row[0], *map(first_number, row[1:4])
     assert request == math.ceil(2 * resident * 1e6 / 2**20 / 64) * 64
     assert limit == 2 * request

@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.kernel]
 SECTIONS = tuple(
     section for section in golden_state.KERNEL_SECTIONS if cluster.BACKEND is not Backend.NFTABLES or section != "iptables"
 )
-"""The sections that are compared. With nftables, the section ``iptables`` is left out, because nftables has other rules. Sets are
-compared entry by entry."""
+"""The sections of the kernel's state that are compared with the recordings. With nftables, the section ``iptables`` is left out,
+because nftables has other rules. Sets are compared entry by entry."""
 PROFILES = [
     name
     for name, profile in golden_fixtures.profiles().items()
@@ -41,7 +41,8 @@ SCOPED = {"default with scopes": "default"}
 PHASES = {"default": ("P0", "P1", "P2")}
 """The phases of each profile that has several phases; every other profile has only the phase P0."""
 ALIKE = ("masquerade-all", "masquerade-bit", "nodeport-primary", "scheduler-mh", "scheduler-wrr")
-"""Profiles that run only in thorough runs, because they differ only in translation, which ``tests/translate`` also compares."""
+"""Profiles that run only in thorough runs. They differ from the profile ``default`` only in translation, which
+``tests/translate`` also compares."""
 CASES = [
     pytest.param(profile, phase, section, marks=[patience.THOROUGH] * (profile in ALIKE))
     for profile in (*PROFILES, *SCOPED)
@@ -231,7 +232,7 @@ def _recorded_endpoints(recorded: Mapping[str, Any], server: str) -> frozenset[s
 
 
 def _observed_scopes(state: State) -> Iterator[tuple[str, frozenset[str] | None]]:
-    """Pairs: a destination whose packets get a mark, and the endpoints of the mark's virtual server (None if it is absent)."""
+    """Each destination whose packets get a mark, and the endpoints of the mark's virtual server, or None."""
     for family in Family:
         for mark, members in scope_rows.marks_of(state["ipsets"], family).items():
             server = scope_rows.server_row(mark, family)

@@ -137,7 +137,7 @@ async def test_the_kubernetes_source_can_use_the_kubeconfig_of_the_manifests(tmp
     assert source.describe() == "API server https://control-plane.example.com:6443"
 
 
-def test_the_role_allows_exactly_what_the_program_lists_watches_and_writes() -> None:
+def test_the_role_allows_exactly_the_requests_that_the_program_makes() -> None:
     allowed = {
         (group, resource, verb)
         for rule in _base()["ClusterRole"]["rules"]

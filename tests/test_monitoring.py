@@ -127,9 +127,7 @@ def _run(promtool: str, *arguments: str, folder: pathlib.Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_promtool_accepts_the_alert_rules_and_the_alerts_fire_as_their_tests_expect(
-    promtool: str, tmp_path: pathlib.Path
-) -> None:
+def test_promtool_accepts_the_alert_rules_and_their_tests_pass(promtool: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "rules.yml").write_text(yaml.safe_dump(_read("rules.yaml")["spec"]))
     shutil.copy(MONITORING / "rules.test.yaml", tmp_path)
     _run(promtool, "check", "rules", "--lint-fatal", "rules.yml", folder=tmp_path)
@@ -148,7 +146,10 @@ async def test_promtool_finds_no_fault_in_our_traffic_series(promtool: str) -> N
 
 
 def _used(expression: str) -> Iterator[tuple[str, set[str]]]:
-    """Each series of an expression, with the labels in its selector, and with the labels of every ``by`` of the expression."""
+    """Yields the name and the labels of each series in an expression.
+
+    The labels are those in the selector of the series and in every ``by`` of the expression.
+    """
     grouped = {word for inside in re.findall(r"by \(([^)]*)\)", expression) for word in WORD.findall(inside)}
     for name, chosen in SERIES.findall(expression):
         yield name, set(re.findall(r"(\w+)=", chosen)) | grouped

@@ -40,7 +40,10 @@ def nested(kind: int, *fields: tuple[int, bytes]) -> bytes:
 
 
 class Kernel:
-    """An IPVS table that the kernel shows through both interfaces. A reading fails for each family in ``failing``."""
+    """A fake kernel that shows one IPVS table through both ``getsockopt`` and netlink.
+
+    A reading fails for each family in ``failing``.
+    """
 
     def __init__(self) -> None:
         self.older = Table()

@@ -38,7 +38,7 @@ def test_the_compatibility_page_has_every_flag_and_every_endpoint_and_explains_e
     assert [status for status in Likeness if f"\n- **{status}**: " not in text] == []
 
 
-def test_each_change_of_kubernetes_on_the_compatibility_page_names_an_existing_test() -> None:
+def test_the_compatibility_page_names_an_existing_test_for_each_change_in_kubernetes() -> None:
     section = COMPATIBILITY.partition("\n## Kubernetes ")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
     names = [re.findall(r"`(tests/[^`]+)`", row[3]) for row in rows]
@@ -67,8 +67,8 @@ async def test_metrics_are_served_with_the_declared_names_types_and_labels() -> 
         assert one.meaning
 
 
-# The section "Kernels" of docs/compatibility.md names every kernel feature that the drivers use, and the tables of the section
-# agree.
+# The section "Kernels" of docs/compatibility.md names every kernel feature that the drivers use. The tables of this section agree
+# with each other.
 
 KERNELS, YOUNG, BASIC = (
     [line.strip("| ").split(" | ") for line in lines.splitlines()[2:]]
@@ -76,7 +76,8 @@ KERNELS, YOUNG, BASIC = (
 )
 """The rows of three tables: the kernels, the features that younger kernels have, and the features that every kernel has."""
 ATTRIBUTE = re.compile(r'"((?:IPVS_(?:SVC|DEST)|IPSET|CTA|RTA|IFLA|IFA|CTRL)_[A-Z0-9_]+)"')
-"""The names that pyroute2 has for netlink attributes. Names with ``CTRL_ATTR`` are attributes of generic netlink itself."""
+"""Matches the names that pyroute2 gives to netlink attributes, in quotation marks. Names with ``CTRL_ATTR`` are attributes of
+generic netlink itself."""
 NUMBER = re.compile(r"\b((?:IPVS_CMD|NFTA|NFT_MSG|NFNLGRP)_[A-Z0-9_]*[A-Z0-9])\b")
 """The names of numbers that the drivers encode: commands of IPVS, and attributes, messages and groups of nf_tables."""
 

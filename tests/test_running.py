@@ -144,7 +144,7 @@ def test_after_a_run_with_init_only_the_program_needs_one_capability_and_writes_
     assert warnings(folder) == []
 
 
-def test_an_unwritable_setting_ends_the_program_if_indispensable_and_otherwise_causes_one_warning(
+def test_an_unwritable_setting_causes_only_one_warning_unless_the_setting_is_indispensable(
     folder: pathlib.Path,
 ) -> None:
     refusal = ipvsproxy(folder, *FLAGS, status=2, main=mains.with_read_only_settings)
@@ -304,7 +304,7 @@ def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
     return path
 
 
-def test_if_the_config_map_is_replaced_the_scheduler_changes_and_open_connections_continue(folder: pathlib.Path) -> None:
+def test_the_scheduler_changes_and_open_connections_continue_if_the_config_map_is_replaced(folder: pathlib.Path) -> None:
     volume = folder / "volume"
     path = swap(volume, "..1", CONFIGURATION)
     with Started(folder, f"--config={path}") as program, socket.create_server(("10.1.1.1", 8080)) as server:

@@ -131,7 +131,7 @@ async def test_each_state_is_programmed_whichever_way_it_is_delivered(
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 @in_virtual_time
-async def test_if_all_phases_are_delivered_at_once_the_state_of_the_last_phase_is_programmed(path: pathlib.Path) -> None:
+async def test_the_state_of_the_last_phase_is_programmed_if_all_phases_are_delivered_at_once(path: pathlib.Path) -> None:
     states = read_states(path)
     node = MemoryNode(settings=SETTINGS)
     async with node.running():

@@ -13,7 +13,7 @@ from tests.track_record import ROOT, Row
 ROWS = track_record.rows(track_record.PAGE.read_text())
 
 
-def test_the_command_commit_and_symptom_of_a_row_of_the_track_record_are_read() -> None:
+def test_every_column_of_the_track_record_is_read() -> None:
     page = "| fault | found by |\n| --- | --- |\n| one | chaos | `scripts/x --y` | `abc1234` | `a\\|b` |\n"
     page += "| two | review | `t.py::a` | `abc` |\n"
     assert track_record.rows(page) == [
@@ -56,7 +56,7 @@ def test_a_command_finds_a_fault_only_if_it_fails_with_the_symptom(
 
 
 @pytest.mark.parametrize(("command", "names"), [("scripts/x", "IPVSPROXY_TEST_PROGRAM"), ("pytest", "PYTHONPATH")])
-def test_scripts_run_the_old_program_and_pytest_imports_the_old_program(
+def test_both_scripts_and_pytest_use_the_old_program(
     command: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(track_record, "PROGRAMS", tmp_path)

@@ -29,7 +29,7 @@ from ipvsproxy.reconcile import survey
 from ipvsproxy.store.objects import Changes
 
 PATIENCE_S = 5.0
-"""The time from a change, or from a comparison, to the next comparison."""
+"""The pause in seconds before a comparison; the pause begins when objects change, or when the audit interval ends."""
 OTHER_PORTS = {10256: 10356, 10249: 10349}
 """Maps each default port of kube-proxy to the port that replaces it in a dry run. Any other port is the operator's choice, and is
 not replaced."""

@@ -36,7 +36,7 @@ PARALLEL = 64
 """The largest number of requests that run at the same time. More requests would take too many of the seats that the API server's
 priority and fairness gives to clients."""
 TIMEOUT_S = 5.0
-"""The longest wait for the whole answer of a node."""
+"""The longest wait for the whole answer of a node, in seconds."""
 MOST_BYTES = 64 << 10
 """The size up to which an answer of a node is read, in bytes."""
 RECENT = dt.timedelta(minutes=10)

@@ -106,7 +106,7 @@ class _Names(NamedTuple):
 
 
 _WRONG = ("not desired", "not masqueraded")
-"""The states of real servers that are problems."""
+"""The states in which a real server counts as a problem."""
 
 
 def _state(row: RealServerRow, desired: int | None) -> str:

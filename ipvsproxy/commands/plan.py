@@ -29,7 +29,7 @@ _SIGNS: Mapping[str, str] = {Verb.ADD.value: "+", Verb.SET.value: "~", Verb.REMO
 
 
 class PlanningKernel:
-    """A ``Kernel`` that reads the real kernel, only records operations, and reports that the operations succeeded."""
+    """A ``Kernel`` that reads the real kernel but does not change it. It records each operation, and reports its success."""
 
     def __init__(self, kernel: ReadableKernel) -> None:
         self._real = kernel

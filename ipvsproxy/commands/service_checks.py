@@ -99,8 +99,8 @@ def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
 
 
 LARGEST_PACKET = 1500
-"""The size in bytes of the largest tunnelled packet from a TCP client of direct return; rules of ``skeleton`` limit the segments
-of these clients."""
+"""With direct return, the largest tunnelled packet from a TCP client has this size in bytes, because rules of ``skeleton`` limit
+the client's TCP segments."""
 
 
 def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:

@@ -35,7 +35,7 @@ PATH = "/ui/api"
 TIMEOUT_S = 5.0
 """The longest wait for the next part of an answer."""
 MOST_BYTES = 16 << 20
-"""The size up to which an answer is read, in bytes."""
+"""The size of the largest accepted answer, in bytes."""
 
 
 class NoAnswerError(Exception):

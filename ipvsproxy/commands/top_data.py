@@ -281,7 +281,7 @@ def _endpoints(port: Document) -> Iterator[Document]:
     for one in port["endpoints"]:
         address = f"[{one['address']}]:{one['port']}" if ":" in one["address"] else f"{one['address']}:{one['port']}"
         state = "MISSING: not in the kernel" if address in missing else explain.verdicts(one, traffics)
-        is_other = one["internal"]["code"] == "duplicate"  # another row shows the real server
+        is_other = one["internal"]["code"] == "duplicate"  # then another row shows the figures of this real server
         shown = {"port": name, "pod": _pod(one), "address": address, "node": one["node"], "zone": one["zone"], "state": state}
         yield shown | _figures([] if is_other else real_servers.pop(address, []))
     for address, seen in real_servers.items():

@@ -364,7 +364,7 @@ OF_COMMANDS = tuple(
 """Options that are not settings of ``run``, so a file cannot contain these options."""
 
 BY_KEY: Mapping[str, Option] = {option.key: option for options in (*OPTIONS.values(), OF_COMMANDS) for option in options}
-"""All options in the order of the table; the key is ``Option.key``."""
+"""All options by their ``Option.key``: first the options in ``OPTIONS``, then the options in ``OF_COMMANDS``."""
 
 BY_FLAG: Mapping[str, Option] = {option.flag: option for option in BY_KEY.values() if option.flag}
 """All options that are flags; the key is the flag's name without leading dashes."""

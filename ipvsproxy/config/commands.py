@@ -69,8 +69,8 @@ def _command(
 ) -> Command:
     """A command with its help text.
 
-    ``usage`` lists the command's own flags in the first line of the help text. ``flags`` says which flags of ``run`` the command
-    uses; ``examples`` are example arguments.
+    ``usage`` is the part of the help text's first line that lists the command's own flags. ``flags`` says which flags of ``run``
+    the command uses; ``examples`` are example arguments.
     """
     own = [option for option in catalogue.OF_COMMANDS if option.command and option.is_of(name)]
     options = [*own, *(catalogue.BY_KEY[key] for key in (("dry-run", "output") if name == "cleanup" else ("output",)))]

@@ -170,7 +170,7 @@ class Logging:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings from the flags and the file.
+    """All settings from the flags and the configuration file.
 
     ``translation``, ``policy`` and ``engine`` do not depend on the host; ``on_host`` adds the settings that depend on the host.
     If the bind address is unspecified (0.0.0.0 or ::), the Node object determines the primary address. ``node_name``, in lower
@@ -276,7 +276,7 @@ class Config:
         return kept
 
     def warnings(self, families: Collection[Family]) -> Iterator[str]:
-        """A sentence for each field of the configuration whose value has no address of a served IP family.
+        """Yields a sentence for each field of the configuration whose addresses do not fit the IP families that this node serves.
 
         The sentences are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), with two
         differences. An unset ``nodePortAddresses`` causes no warning, because unset is the default. If ``nodePortAddresses`` has

@@ -30,7 +30,8 @@ _TARGET = re.compile(r" -j (?:(DNAT|REDIRECT)|NOTRACK|CT .*--notrack)\b")
 _DESTINATION = re.compile(r"(?<!!) -d (\S+)")
 _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
 _PORTS = re.compile(r"(?<!!) --dports? (\S+)")
-_IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)  # The kernel leaves out attributes whose value is 0.
+# These attributes are only tested for presence, because the kernel leaves out attributes whose value is 0.
+_IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)
 _LOADED = ((2,), (3,), (4,))  # A loaded value is identified by the key of a property, or by a header, an offset and a length.
 _DESTINATIONS = ((16, 4), (24, 16))  # The offset and length of the address in each IP header.
 _DESTINATION_STARTS = {(nft_rule.Base.NETWORK, offset) for offset, _ in _DESTINATIONS}
@@ -129,7 +130,7 @@ def port_rules(saved: str) -> Iterator[PortRule]:
 def nftables_rule(where: str, rule: Sequence[nft_tables.Expression]) -> PortRule | None:
     """The ``PortRule`` for an nf_tables rule that redirects packets to one port.
 
-    None means that the rule does something else, or redirects packets to ranges or sets of ports or addresses. The result for a
+    None means that the rule does something else, or matches a range or a set of ports or addresses. The result for a
     rule of iptables-nft is None, because iptables-nft redirects packets by targets of iptables.
     """
     if not any(name == "redir" or (name == "nat" and _IS_DESTINATION_NAT in values) for name, values in rule):

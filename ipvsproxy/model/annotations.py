@@ -17,7 +17,8 @@ MOST_CONNECTIONS = 1_000_000
 """The highest threshold."""
 
 WEIGHTED_SCHEDULERS = frozenset({"wrr", "wlc", "lblc", "lblcr", "sed", "nq", "sh", "mh", "fo", "ovf"})
-"""The schedulers that use weights. All other schedulers only know weight 0, which means no new connections."""
+"""The schedulers that use weights. All other schedulers ignore weights, except that an endpoint with weight 0 gets no new
+connections."""
 GRADUAL_SCHEDULERS = frozenset({"wrr", "wlc", "lblc", "lblcr", "sed", "nq"})
 """The schedulers that give a real server of low weight a small share of new connections.
 
@@ -25,9 +26,10 @@ GRADUAL_SCHEDULERS = frozenset({"wrr", "wlc", "lblc", "lblcr", "sed", "nq"})
 other real servers.
 """
 HASH_SCHEDULERS = frozenset({"sh", "mh"})
-"""The schedulers with the flags ``port`` and ``fallback``."""
+"""The schedulers that support the scheduler flags ``port`` and ``fallback``."""
 ORDERED_SCHEDULERS = HASH_SCHEDULERS | {"dh"}
-"""The schedulers that fill a table with the real servers in order (``ip_vs_sh_reassign`` in net/netfilter/ipvs/ip_vs_sh.c)."""
+"""The schedulers whose hash table depends on the order in which the real servers were added (``ip_vs_sh_reassign`` in
+net/netfilter/ipvs/ip_vs_sh.c)."""
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh")
 """All schedulers that an annotation may name: every scheduler of Linux 6.1 except ``twos``, which is newer than the others."""
 

@@ -83,7 +83,8 @@ class LocalRoutes(_ServiceAddresses):
 
 
 TUNNEL_RECORD = "/sys/class/net/tunl0/ifalias"
-"""The alias of the IPv4 tunnel device; the alias records the former value of each sysctl that direct return has changed.
+"""The file with the alias of the IPv4 tunnel device. The alias records the former value of each sysctl that direct return has
+changed.
 
 The kernel keeps the alias across restarts of ipvsproxy, until the next boot resets the sysctls as well.
 """

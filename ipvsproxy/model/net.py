@@ -101,7 +101,7 @@ class Network(NamedTuple):
         if len(address) != len(self.address):
             return False
         whole, rest = divmod(self.prefix_length, 8)
-        if not rest:  # nearly all ranges; comparing bytes (0.7 µs) is twice as fast as comparing numbers
+        if not rest:  # true for nearly all ranges; comparing bytes (0.7 µs) is twice as fast as comparing numbers
             return address[:whole] == self.address[:whole]
         shift = len(address) * 8 - self.prefix_length
         return int.from_bytes(address, "big") >> shift == int.from_bytes(self.address, "big") >> shift

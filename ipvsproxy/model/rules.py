@@ -1,8 +1,8 @@
 """Packet-filter rules as data: the matches and the target of each rule.
 
-A backend in ``kernel/`` writes and reads rules. An observed rule is the text that ``iptables-save`` prints, or that our rule in
-nf_tables carries. Two rules are equal if their texts are equal. This module also has values for rules that another proxy has left
-behind, and for tables of other programs.
+A backend in ``kernel/`` writes and reads rules. An observed rule is a text: either ``iptables-save`` prints the text, or our rule
+in nf_tables contains the text as user data. Two rules are equal if their texts are equal. This module also has values for rules
+that another proxy has left behind, and for tables of other programs.
 """
 
 import dataclasses
@@ -301,7 +301,8 @@ class ObservedSkeleton:
     ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are those that ipvsproxy last wrote.
     ``strange_rules`` are rules in the base chains of our nftables table that are duplicates of our jumps or were added by other
     programs. No program other than ipvsproxy may add rules to our nftables table. The next write of our table removes the rules
-    in ``strange_rules``. ``idle_jumps`` maps each existing jump that no packet reaches to a text that says why.
+    in ``strange_rules``. The keys of ``idle_jumps`` are the existing jumps that no packet reaches; each value is a text that says
+    why.
     """
 
     family: Family

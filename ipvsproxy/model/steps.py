@@ -19,7 +19,7 @@ def each(do: Callable[[T], object], items: Iterable[T]) -> Generator[None, None,
 
 
 def choosing(is_chosen: Callable[[T], object], items: Iterable[T]) -> Generator[None, None, list[T]]:
-    """Finds the items for which a function returns a true value, ``ITEMS_AT_ONCE`` items in each step."""
+    """Examines ``ITEMS_AT_ONCE`` items in each step. Returns the items for which ``is_chosen`` returns a true value."""
     chosen: list[T] = []
     for number, item in enumerate(items, 1):
         if is_chosen(item):

@@ -72,8 +72,8 @@ class VirtualServerSettings(NamedTuple):
     """The settings of a virtual server.
 
     ``timeout_s`` is the timeout of session affinity, or 0 without session affinity. ``flags`` never include ``HASHED``. All
-    clients in one network of ``prefix_length`` share one session affinity. A ``prefix_length`` of 0 means session affinity for
-    single addresses, as in kube-proxy, or no session affinity.
+    clients whose addresses have the same first ``prefix_length`` bits share one session affinity. A ``prefix_length`` of 0 means
+    session affinity for single addresses, as in kube-proxy, or no session affinity.
     """
 
     scheduler: str

@@ -28,8 +28,8 @@ ADDED_S = 10.0
 """The number of seconds over which additions of real servers are counted. After more additions, the kernel's list may contain
 fewer removed real servers."""
 WALKED = 2_000_000
-"""The largest number of list entries that all additions within ``ADDED_S`` may walk together. To walk this number of entries
-takes 1 to 2 % of a processor."""
+"""The largest number of list entries that the kernel may walk in total for all additions within ``ADDED_S``. To walk this number
+of entries takes 1 to 2 % of a processor."""
 MOST_KEPT = 10_000
 """The largest allowed number of removed real servers on the kernel's list, if there are few additions. With a list of this
 length, an addition takes half a millisecond to one millisecond."""
@@ -167,6 +167,6 @@ class Pace:
         return min(self._added.shrinks_s, self._removed.shrinks_s)
 
     def room(self, now: float) -> int:
-        """The number of further removals that are allowed now; 0 or more."""
+        """The number of real servers that may be removed now; 0 or more."""
         most = WALKED // max(1, self._added.total(now))
         return max(0, min(MOST_KEPT, max(FEWEST_KEPT, most)) - self._removed.total(now))

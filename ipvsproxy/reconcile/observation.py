@@ -29,7 +29,7 @@ from ipvsproxy.reconcile.virtual_servers.drain import Drains
 FREE_HEALS = 3
 """If the same drift returns within ``CALM_S`` each time, it is repaired without a wait for this number of times."""
 CALM_S = 600.0
-"""The time after which drift that has not returned is forgotten."""
+"""The number of seconds after which drift that has not returned is forgotten."""
 FIRST_PATIENCE_S = 5.0
 LONGEST_PATIENCE_S = 10.0
 """The longest wait before drift that keeps returning is repaired again.
@@ -184,7 +184,7 @@ class Observer:
         self._note_drift(now, in_parts=observed.virtual_servers is None)
 
     def begin_audit(self) -> None:
-        """Begins an audit that is read in parts."""
+        """Begins an audit that reads the kernel's virtual servers in parts."""
         self._tables.virtual_servers.begin_reading()
 
     def _take_in(self, some: Mapping[VirtualServerKey, ObservedVirtualServer | None], now: float) -> Iterator[None]:

@@ -46,7 +46,7 @@ from ipvsproxy.reconcile.virtual_servers import drain, ownership
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
 _ERRORS_SHOWN = 5
-"""The most failures that a report describes in full."""
+"""The largest number of failures that a report describes in full."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,8 @@ class Reconciler:
     def adopt(self, policy: Policy) -> None:
         """Adopt another policy.
 
-        Replace the excluded ranges. From now on, only virtual servers outside the new ranges may be removed.
+        The excluded ranges of the new policy replace the former ranges. From now on, only virtual servers outside the new ranges
+        may be removed.
         """
         self._policy = policy
         for key in self._drains.virtual_servers:  # the deadline of the Service may have changed

@@ -12,8 +12,8 @@ from ipvsproxy.model.net import Address
 from ipvsproxy.model.service import EndpointSlice, Node, Service, ServiceName
 
 FEW = 8
-"""The largest number of addresses that are looked for in the slices one by one; for more addresses, an index of the slices is
-faster."""
+"""Up to this number of new addresses, a search for each address selects the slices that are read. With more new addresses,
+reading all slices is faster."""
 
 
 class NodeAddresses:

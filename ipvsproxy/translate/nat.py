@@ -61,7 +61,7 @@ constants above use the destination that a packet has when the rule is evaluated
 ORIGINALLY_TO = (Side.ORIGINAL_DESTINATION,)
 ORIGINALLY_TO_PORT = (Side.ORIGINAL_DESTINATION, Side.ORIGINAL_DESTINATION)
 FROM_ORIGINAL_PORT = (Side.SOURCE, Side.ORIGINAL_DESTINATION)
-"""The sides above use the destination that the client has chosen, even after IPVS has replaced this destination by an
+"""The three constants above use the destination that the client has chosen, even after IPVS has replaced this destination by an
 endpoint."""
 
 

@@ -116,7 +116,7 @@ def build_skeleton(
     the refused virtual servers whose address a local route makes local, or will soon make local.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
-    if is_by_connection:  # rules are also written for empty sets, except rules of scopes, because every packet passes them
+    if is_by_connection:  # rules for empty sets are also written, except scope rules, because every packet passes scope rules
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
         nat_chains = by_connection(family, settings, view)
     else:
@@ -144,7 +144,7 @@ def build_skeleton(
             rules[ChainKey("nat", POSTROUTING)].insert(1, chosen)
         else:
             rules[ChainKey("nat", SERVICES)].insert(0, chosen)
-    if is_by_connection:  # a rule that masquerades by connection needs no comment, because its text is clear
+    if is_by_connection:  # remove the comments, because these rules are clear without comments
         rules = {key: [dataclasses.replace(rule, comment="") for rule in value] for key, value in rules.items()}
     chains, jumps = {key: tuple(value) for key, value in rules.items()}, KUBE_PROXY_JUMPS
     if occupied & SCOPE_KINDS - {SetKind.MARKS, SetKind.NOT_DIRECT} or _guards_tunnels(settings, view):

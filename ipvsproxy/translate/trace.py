@@ -51,8 +51,8 @@ class AppliedRule(NamedTuple):
 class Trace(NamedTuple):
     """The verdict on a connection, and the rules that lead to the verdict, in their order.
 
-    If no rule decides, the connection is not masqueraded. ``is_marked`` means that the connection reaches the second scope of its
-    address.
+    If no rule decides, the connection is not masqueraded. ``is_marked`` means that a rule marks the connection, so the connection
+    reaches the virtual server of its mark instead of its address.
     """
 
     is_masqueraded: bool

@@ -25,7 +25,7 @@ class LocalMode(enum.StrEnum):
 
 
 class TrafficScopes(enum.StrEnum):
-    """The endpoints that clients of this node reach at external addresses with externalTrafficPolicy Local.
+    """Decides which endpoints serve this node's clients at external addresses with externalTrafficPolicy Local.
 
     With ``API``, clients of this node reach the endpoints of the whole cluster, as in the Service API. With ``KUBE_PROXY``,
     clients of this node reach the same endpoints as all other clients, as in kube-proxy's IPVS mode.
@@ -63,16 +63,16 @@ class Settings:
 
     Node ports answer on the addresses in ``node_port_networks``, and, with ``node_port_primary``, on the node's primary
     addresses. If a family has neither of these two settings, node ports answer on all addresses of the family.
-    ``local_interface`` is the name of the bridge or the name prefix of the interfaces, in the two modes that use interfaces.
-    ``bind_address``, unless it is the unspecified address, is the node's primary address, and takes precedence over the Node
-    object. ``external_addresses`` is the value of the feature gate AllowServiceExternalIPs. ``allowed_addresses`` are served even
-    if ``refusal`` would refuse them. ``refuses_node_addresses`` means that an external address that is known to belong to another
-    node is refused for every Service. ``scope_bits`` are the bits of packet marks that are used for ``scopes``.
+    ``local_interface`` is the name of the bridge or the name prefix of the interfaces, if pods of this node are recognised by
+    interface. ``bind_address``, unless it is the unspecified address, is the node's primary address, and takes precedence over
+    the Node object. ``external_addresses`` is the value of the feature gate AllowServiceExternalIPs. ``allowed_addresses`` are
+    served even if ``refusal`` would refuse them. ``refuses_node_addresses`` means that an external address that is known to
+    belong to another node is refused for every Service. ``scope_bits`` are the bits of packet marks that are used for ``scopes``.
     ``hash_scheduler`` is a scheduler that sends a client to one endpoint for as long as the endpoints do not change.
-    ``annotations`` are the annotations that this node obeys. ``missing_schedulers`` has each unusable scheduler that an
-    annotation names, with the reason. ``direct_return`` means that this node takes part in direct return. ``guards_tunnels``
-    means that the node takes no part in direct return, but an earlier process may have left a tunnel device up. ``backend``
-    (never ``AUTO``) is the backend that holds the rules.
+    ``annotations`` are the annotations that this node obeys. ``missing_schedulers`` maps each unusable scheduler that an
+    annotation names to the reason why it is unusable. ``direct_return`` means that this node takes part in direct return.
+    ``guards_tunnels`` means that the node takes no part in direct return, but an earlier process may have left a tunnel device
+    up. ``backend`` (never ``AUTO``) is the backend that holds the rules.
     """
 
     scheduler: str = "rr"
@@ -121,10 +121,10 @@ def device_flags(family: Family) -> str:
 def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
     """The settings that a node needs in order to take part in direct return.
 
-    The route to a client uses an interface other than the tunnel, and the tunnel has no address, so even a loose ``rp_filter``
-    would drop packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c). The kernel applies the larger
-    ``rp_filter`` value of the interface and of ``all``. ``sloppy_tcp`` and ``sloppy_sctp`` let this node continue a connection
-    whose first packets arrived at another node.
+    The tunnel has no address, and the route to a client uses another interface. Therefore, even a loose ``rp_filter`` would drop
+    packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c). The kernel applies the larger ``rp_filter``
+    value of the interface and of ``all``. ``sloppy_tcp`` and ``sloppy_sctp`` let this node continue a connection whose first
+    packets arrived at another node.
     """
     for family in sorted(families):
         yield Sysctl(device_flags(family), _TUNNEL_UP, for_tunnels=True)
@@ -166,7 +166,7 @@ class ConntrackChoices:
 
 
 def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterator[Sysctl]:
-    """The settings that IPVS needs for masquerading (pkg/proxy/ipvs/proxier.go).
+    """The kernel settings that kube-proxy makes in IPVS mode (pkg/proxy/ipvs/proxier.go in kubernetes/kubernetes).
 
     The kernel setting of IPv4 forwarding applies to both families.
     """

@@ -96,9 +96,9 @@ def shared_tunnel(addresses: Iterable[InterfaceAddress]) -> str:
 
 
 def without_direct_return(observed: Observation) -> tuple[Operation, ...]:
-    """The removals that restore what direct return has changed (see ``TUNNEL_RECORD``), beginning with the tunnel devices.
+    """The operations that restore what direct return has changed (see ``TUNNEL_RECORD``). The tunnel devices are restored first.
 
-    Returns no removals while another program uses, or may use, a tunnel device.
+    Returns no operations while another program uses, or may use, a tunnel device.
     """
     addresses, record = observed.interface_addresses, parse_record((observed.sysctls or {}).get(TUNNEL_RECORD, ""))
     if addresses is None or shared_tunnel(addresses):

@@ -15,14 +15,14 @@ from ipvsproxy.translate.api.targets import Targets
 from scripts.benchmark import workload
 
 CHUNK_BYTES = 1 << 16
-"""The number of bytes that one read from a socket returns."""
+"""The maximum number of bytes that one read from a socket returns."""
 
 
 class MemoryApi:
     """The server answers list requests with pages from a directory, and watch requests with the lines passed to ``send``.
 
-    All pages are read into the same buffer, chunk by chunk. The memory of an HTTP client, which holds a whole page, is not
-    measured.
+    All pages are read into the same buffer, chunk by chunk. Measurements therefore leave out the memory in which an HTTP client
+    would hold a whole page.
 
     ``first_byte_s`` is the time of the first page; ``sent_lines`` counts the lines sent to watches.
     """

@@ -1,6 +1,6 @@
 """Counts the program's system calls.
 
-Each call on a netlink socket is counted; reads and writes of files come from the kernel's counters.
+The module itself counts each call on a netlink socket. The kernel's counters give the numbers of file reads and writes.
 
 Other system calls, such as waiting for input, are not included in any figure.
 """

@@ -48,8 +48,8 @@ START_LIMIT_S = 600
 each address if there are very many addresses."""
 BACKENDS = ("iptables", "nftables")
 BACKEND_RATIOS: Mapping[tuple[int, int], float | None] = {SMALL[1]: 2.5, MAIN: None, LARGEST: None}
-"""The largest ratio of a start with nftables to its replay. If a start of 1,000 Services starts processes, the processes take
-most of the time."""
+"""The largest ratio of a start with nftables to its replay. None: no limit. If a start of 1,000 Services runs other programs, it
+spends most of its time on these programs."""
 ONE_MORE = ((10_000, 1), LARGEST)
 """Two sizes of a cluster. One more endpoint or Service must cost the same at both sizes."""
 CHANGES = 500
@@ -381,7 +381,7 @@ def _one_more_name(size: tuple[int, int]) -> str:
 
 
 def _one_more(size: tuple[int, int], *, quick: bool) -> Case:
-    """Measures the addition of one endpoint and of one Service, a restart, and an audit.
+    """Measures a change of one endpoint, the addition of one Service, a restart, and an audit.
 
     The node has this number of Services, and local routes.
     """
@@ -519,7 +519,10 @@ def _annotations_rows(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def _binding(size: tuple[int, int], family: str, *, repeats: int, quick: bool) -> Case:
-    """Measures starts alternately with addresses on the device and with local routes, each followed by its replay."""
+    """Measures, in turn, a start with addresses on the device and a start with local routes.
+
+    The replay of each start follows the start.
+    """
     sides = {way: Side([f"--ipvs-vip-binding={way}"], *BINDING_TARGETS[size].get(way, ())) for way in BINDINGS}
     pages = (*size, 0, 3 if family == "IPv6" else 0)
     return _in_turn(f"binding {size[0]}x{size[1]} {family}", pages, sides, repeats=repeats, quick=quick)
@@ -568,7 +571,7 @@ def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repe
 
 
 def _rows_in_turn(name: str, sides: Mapping[str, Side], measured: Sequence[str], found: Sequence[Found]) -> Iterator[Row]:
-    """``measured`` contains the side of each measurement, in the order of ``found``. The first start of a side is recorded."""
+    """``measured`` has the name of the side for each measurement in ``found``. The first start of a side is recorded."""
     walls = dict[str, float]()
     for side, given in sides.items():
         first, *rounds = (one for one, its_side in zip(found, measured, strict=True) if its_side == side)

@@ -71,7 +71,10 @@ def counted(
 
 
 def change(name: str, most_resident_mb: float | None, found: Sequence[Found]) -> Iterator[Row]:
-    """The table rows of the benchmark of single changes. The counts are medians per change."""
+    """The table rows of the benchmark of single changes.
+
+    Each count is the median over all changes, except the total number of started processes.
+    """
     seen = found[0]["change"]
     yield Row(name, "p50 ms", seen["p50_ms"])
     yield Row(name, "p99 ms", seen["p99_ms"])

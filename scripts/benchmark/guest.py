@@ -2,12 +2,12 @@
 
     scripts/kernel .venv/bin/python -m scripts.benchmark.guest '[["cold", {"pages": [10000, 10]}], …]'
 
-A measurement is a list: the name of a measurement in ``measure``, and its arguments. The argument ``pages`` is the number of
-Services, the number of endpoints of each Service, and optionally the number of nodes; ``recording`` is the name of a file. A
-measurement ``restart`` runs in the namespace and on the state that the previous measurement left. A measurement that takes longer
-than ``limit_s`` is stopped. After a measurement was stopped, no measurement with the same size and flags is started, and no
-measurement that needs its recording. Each line of output is a JSON object. The object holds a result, or only ``error`` (a text),
-or only ``stopped_s`` (the number of seconds after which the measurement was stopped).
+Each measurement is a list of a name (a key of ``MEASUREMENTS`` in measure.py) and the arguments. The argument ``pages`` is the
+number of Services, the number of endpoints of each Service, and optionally the number of nodes; ``recording`` is the name of a
+file. A measurement ``restart`` runs in the namespace and on the state that the previous measurement left. A measurement that
+takes longer than ``limit_s`` is stopped. After a measurement was stopped, no measurement with the same size and flags is started,
+and no measurement that needs its recording. Each line of output is a JSON object. The object holds a result, or only ``error`` (a
+text), or only ``stopped_s`` (the number of seconds after which the measurement was stopped).
 """
 
 import json
@@ -60,13 +60,16 @@ def run(directory: pathlib.Path) -> None:
 
 
 def same_names(arguments: Mapping[str, Any]) -> list[str]:
-    """Returns the properties that a measurement shares with similarly slow measurements: size and flags, and the recording."""
+    """Returns the names that similarly slow measurements share: one for size and flags, and one for the recording.
+
+    If a measurement was stopped, those that share a name with it are not run.
+    """
     alike = [json.dumps([arguments["pages"], arguments.get("flags")])] if "pages" in arguments else []
     return alike + ([arguments["recording"]] if "recording" in arguments else [])
 
 
 def print_result(result: Mapping[str, Any]) -> None:
-    """Print one line, and flush the output at once."""
+    """Print a result as one line of JSON, and flush the output at once."""
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
 
@@ -92,7 +95,10 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
 
 
 def pages(directory: pathlib.Path, *size: int) -> pathlib.Path:
-    """Returns the pages of a cluster of this size, which are made at the first call."""
+    """Returns the directory with the pages of lists of a cluster of this size.
+
+    Makes the pages if the directory does not exist.
+    """
     numbers = list(map(str, size))
     folder = directory / "-".join(["pages", *numbers])
     if not folder.exists():

@@ -203,7 +203,7 @@ class Meter:
     def _made(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """Make a system call, and count it, on the thread that owns the channels.
 
-        For calls that belong to a batch of changes, the clock is read twice.
+        If the call belongs to a batch of changes, the clock is read before and after the call.
         """
         self.counts[name] += 1
         phase = self._handling

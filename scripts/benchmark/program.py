@@ -79,7 +79,7 @@ class Running(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def running(api: MemoryApi, *flags: str) -> AsyncIterator[Running]:
-    """Start the program; the block begins after the program's first sync."""
+    """Start the program. The ``async with`` block begins after the program's first sync."""
     made: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
 
     class MeasuredEngine(Engine):
@@ -123,7 +123,7 @@ def configuration(*flags: str) -> Config:
         f"--hostname-override={workload.NODE}",
         f"--cluster-cidr={CLUSTER_CIDR}",
         "--ipvs-min-sync-period=0s",
-        "--ipvs-sync-period=24h",  # Audits are measured separately.
+        "--ipvs-sync-period=24h",  # No audit runs during a measurement, because audits are measured separately.
         "--conntrack-max-per-core=0",  # This setting is writable only in the host's first network namespace.
         *flags,
     ]

@@ -1,7 +1,6 @@
 """The netlink messages of a run, in a file, for ``replay``.
 
-Messages are soon written to the file, because messages in memory would increase the measured memory, page faults and time of the
-program.
+At most 1 MiB of messages is kept in memory, because more would increase the measured memory, page faults and time of the program.
 """
 
 import pathlib
@@ -47,7 +46,7 @@ class Recording:
         self.rules: list[tuple[str, ...]] = []
 
     def add(self, protocol: int, messages: Sequence[bytes]) -> None:
-        """Add a chunk, and set the flag that requests an acknowledgement in its last message.
+        """Add a chunk. The last message of the chunk gets the flag that requests an acknowledgement.
 
         The generation number is removed from an nf_tables transaction, because the generation is different at the replay.
         """

@@ -35,7 +35,7 @@ def table(rows: Iterable[Row], before: Mapping[tuple[str, str], float]) -> Itera
 
 
 def picture(rows: Sequence[Row]) -> str:
-    """Returns an SVG plot of the seconds against the number of Services, with logarithmic axes."""
+    """Returns an SVG plot with logarithmic axes, which shows the measured seconds against the number of Services."""
     series = [(label, colour, list(_points(rows, case, figures, unit))) for label, case, figures, unit, colour in SERIES]
     points = [point for _, _, found in series for point in found]
     if not points:

@@ -36,7 +36,7 @@ SCRAPE_LEAD_S = 0.01
 """The time from the start of a scrape until the change that is made during this scrape. At the time of the change, the scrape
 reads the kernel's counters."""
 ROLLING = 999_000
-"""The number of the Service with a thousand endpoints."""
+"""The number that identifies the Service with a thousand endpoints."""
 
 _READ_SIZE = 16384
 _SERIES = b"\nipvsproxy_service_"
@@ -56,7 +56,8 @@ def measure(
 ) -> Figures:
     """Run the program with additional ``flags``, and measure the given parts.
 
-    ``recording`` names a file for the messages of the start and of these parts, with steps in *change*, *connection* and *churn*.
+    ``recording`` names a file for the messages of the start and of these parts. In *change*, *connection* and *churn*, the file
+    also says to which step each message belongs.
     """
     measured = meter.Meter()
     if recording:
@@ -419,7 +420,7 @@ class _Steady:
         sent_before = self._running.api.sent_lines
         cpu_s = time.process_time()
         while not watching.syncs or watching.syncs[-1].sent_lines - sent_before < count:
-            async with asyncio.timeout(LONGEST_SILENCE_S):  # the feeder may have failed
+            async with asyncio.timeout(LONGEST_SILENCE_S):  # the wait must also end if the feeder has failed
                 await self._running.synced()
         cpu_s = time.process_time() - cpu_s
         fed_s, wall_s = count / CHURN_PER_S, time.perf_counter() - began_s

@@ -2,9 +2,9 @@
 
     python -m scripts.benchmark.workload DIRECTORY SERVICES ENDPOINTS [NODES [FORM]]
 
-writes the pages into a directory, so that they take no memory of the process that reads them. The objects have all fields of real
-objects, including managed fields: an EndpointSlice with ten endpoints has about 4 kB. Pods are spread evenly over the nodes; by
-default, there are as many nodes as the pods need, but at least ten. FORM is an index into ``FORMS``.
+writes the pages into a directory, so that the process that reads the pages does not keep them in memory. The objects have all
+fields of real objects, including managed fields: an EndpointSlice with ten endpoints has about 4 kB. Pods are spread evenly over
+the nodes; by default, there are as many nodes as the pods need, but at least ten. FORM is an index into ``FORMS``.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from typing import Any
 NODE = "node-0"
 PAGE_ITEMS = 500
 SLICE_ENDPOINTS = 100
-"""The slice controller's maximum of endpoints in a slice."""
+"""The largest number of endpoints that the EndpointSlice controller puts into one slice by default."""
 PODS_PER_NODE = 110
 """Maximum of pods on a node: the kubelet's default (maxPods), and Kubernetes' limit for large clusters."""
 FEWEST_NODES = 10
@@ -182,7 +182,9 @@ class Replacements:
         self._pods: dict[int, deque[int]] = {}
 
     def line(self, number: int) -> bytes:
-        """Replace the oldest remote endpoint in the first slice of this Service; if there is none, of the next Service.
+        """Replace the oldest remote endpoint in the first slice of this Service.
+
+        If this slice has no remote endpoint, replace one of the next Service.
 
         Raises:
             ValueError: the next Service also has no remote endpoint.

@@ -1,8 +1,8 @@
 """Builds a user-mode Linux that has nf_tables for IPv4 and IPv6, and only what the tests need. scripts/setup runs this.
 
 The source is Debian's package linux-source-6.1. The kernel has the configuration of Debian's user-mode Linux, so that both
-kernels behave in the same way. Features that no test uses are removed, to compile less, and nf_tables is added. This module runs
-before .venv exists, so it uses only the standard library.
+kernels behave in the same way. However, nf_tables is added, and features that no test uses are removed, so that the build is
+faster. This module runs before .venv exists, so it uses only the standard library.
 """
 
 import contextlib

@@ -78,8 +78,9 @@ def _live_beside_native_rule(life: "History") -> None:
 def _lose_address(life: "History") -> None:
     """An address of the node is missing for a moment, while a connection through a node port on this address is open.
 
-    The connection is masqueraded. If the route of its packets changes, the kernel deletes the connection, whatever the proxy does
-    (``nf_nat_oif_changed``). While the address is missing, the client sends nothing, because a packet would take another route.
+    The connection is masqueraded. The kernel deletes a masqueraded connection if the route of its packets changes, whatever the
+    proxy does (``nf_nat_oif_changed``). While the address is missing, the client sends nothing, because a packet would take
+    another route.
     """
     with moments.second_address(), contextlib.ExitStack() as cleaning:
         life.wait_until_quiet(REACHED_WITHIN_S)

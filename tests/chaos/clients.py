@@ -11,7 +11,7 @@ INTERVAL_S = 0.2
 
 
 class Clients:
-    """Sends requests and counts the results. Faults are reported as sentences."""
+    """Sends requests and counts the results. Failed requests and broken connections are reported as sentences."""
 
     def __init__(self, node: lab.Lab, figures: Figures) -> None:
         self._node = node

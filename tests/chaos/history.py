@@ -1,4 +1,4 @@
-"""One history: random steps; after each step, the kernel must equal the model.
+"""Runs one history, which is a series of random steps. After each step, the kernel must have the state that the model expects.
 
 The seed determines the steps; the times of the steps, and the state of the program at a kill, depend on the machine.
 """

@@ -53,7 +53,7 @@ def desired(
     *,
     direct_return: bool = False,
 ) -> State:
-    """The desired state in the form of the recordings, with the objects of other programs."""
+    """The desired state in the form that ``golden_state.read_state`` returns, including the objects of other programs."""
     chosen: dict[str, Any] = {"scheduler": scheduler, "binding": binding, "backend": backend, "direct_return": direct_return}
     settings = dataclasses.replace(SETTINGS, **chosen)
     events = [decode.decode_document(item, "chaos") for item in objects]

@@ -36,7 +36,7 @@ class Moment(enum.Enum):
     """Kinds of bad moments."""
 
     LOCKED_RESTART = "restart while another program holds the xtables lock"
-    NATIVE_RULE = "native rule in a table of iptables"
+    NATIVE_RULE = "native nft rule in a table of iptables"
     BLINKING_ADDRESS = "address that disappears for a moment"
     SILENT_PROXY = "silent proxy before the API server"
     FULL_RELOAD = "reload under ENOBUFS"
@@ -74,7 +74,7 @@ class NativeRules:
 
     @contextlib.contextmanager
     def added(self) -> Iterator[None]:
-        """While the block runs, the table has a rule of another program, and cannot be listed."""
+        """While the block runs, the table has a rule of another program, and ``iptables-save`` cannot list the table."""
         self._marker.touch()
         run("iptables", "-A", *_STRANGER)  # the kernel sends the same notification for this rule as for a native rule
         try:

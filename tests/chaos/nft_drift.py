@@ -113,4 +113,4 @@ TWINS: Mapping[drift.Drift, drift.Drift] = {
     drift.move_jump: change_rule,
     drift.reload_firewall: flush_ruleset,
 }
-"""The kind of drift in nftables that replaces a kind of drift in iptables or ipset."""
+"""For each kind of drift in iptables or ipset, the kind of drift in nftables that replaces it."""

@@ -1,4 +1,4 @@
-"""Draws the steps of a history from its number and a seed.
+"""Chooses the steps of a history at random; the history's number and a seed determine the choice.
 
 The order of the steps is random, but within drift, faults, troubles, harms and bad moments, the kinds take turns.
 
@@ -25,7 +25,8 @@ DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
 TROUBLE_SHARE = 0.15
 MOMENT_SHARE = 0.15
-"""The shares of drift, faults, troubles and bad moments among the steps; each history has at least one step of each."""
+"""The shares of drift, faults, troubles and moments (``Moment``) among the steps. Each history has at least one step of each of
+these kinds."""
 HARM_SHARE = 0.1
 """The share of harms (see ``harm.py``) among the steps. A history of fewer than 10 steps has no harm."""
 DIRECTORY_EVERY = 4
@@ -37,8 +38,8 @@ MOMENTS: Mapping[Backend, Sequence[Moment]] = {
     Backend.IPTABLES: [kind for kind in Moment if kind is not Moment.LOCKED_MOVE],
     Backend.NFTABLES: [kind for kind in Moment if kind is not Moment.NATIVE_RULE],
 }
-"""The bad moments of each backend. A start with nftables needs nf_tables, which the kernel may lack in tests of iptables; a
-native rule hides only tables of iptables."""
+"""The kinds of bad moments (see ``moments``) that histories with each backend may contain. A start with nftables needs nf_tables,
+which the kernel may lack in tests of iptables; a native rule hides only tables of iptables."""
 MOVES = 2
 """The number of moves of rules and sets between the backends in a history that begins with nftables."""
 

@@ -18,7 +18,8 @@ WITHIN_S = patience.seconds(60.0)
 POLL_S = 0.02
 SYNCED = b"event=synced"
 SIZE_OF_TABLE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
-"""The only kernel setting that a take-over writes."""
+"""The path of the kernel setting for the largest size of the connection-tracking table. A take-over writes no other kernel
+setting."""
 
 
 class Client(NamedTuple):
@@ -119,7 +120,7 @@ class TakeOvers:
         self._size = SIZE_OF_TABLE.read_text()
 
     def run(self, count: int) -> None:
-        """Take over ``count`` times while all clients send requests; at the end, the results of all clients are complete.
+        """Run ``count`` take-overs while all clients send requests, and then record the results of all clients.
 
         Raises:
             TimeoutError: not everything was programmed in time, or the program did not end in time.

@@ -22,13 +22,15 @@ from tests.support import golden_state, lab, nft_state
 from tests.support.cluster import BACKEND
 
 SEED = 10
-"""The seed of a history with a kill, a fault, a trouble and drifts."""
+"""The seed from which ``plan.draw`` makes a history with a kill of the program, a kernel fault, a trouble (see ``Trouble``) and
+drifts."""
 LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
 """The number of steps of this history. With nftables, the steps include a switch to iptables and back."""
 MOMENTS = (Moment.FULL_RELOAD, Moment.LOCKED_RESTART, Moment.SILENT_PROXY)
 """The first moment replaces the bad moment of this history; the other moments come at the end of the history."""
 QUIET_POINTS = {Backend.IPTABLES: 11, Backend.NFTABLES: 14}
-"""The number of checks: one check at the beginning, one check after each step, and one check during each of two bad moments."""
+"""The number of calls of ``wait_until_quiet``: one at the beginning, one after each step, and one inside each of two
+``MOMENTS``."""
 
 
 def test_the_same_seed_gives_the_same_history_and_another_seed_gives_another_history() -> None:
@@ -67,7 +69,7 @@ def test_a_world_with_direct_return_has_tunnels_to_nodes_that_come_and_go(
     assert nodes == ({(), *others} if direct_return else {()})
 
 
-def test_a_few_histories_contain_all_kinds_of_drift_faults_troubles_and_moments() -> None:
+def test_a_few_histories_together_contain_every_kind_of_every_step() -> None:
     drawn = [plan.draw(1, number, 15) for number in range(7)]
     assert {kind for one in drawn[:5] for kind in one.drifts} == set(drift.DRIFTS)
     assert {kind for one in drawn[:4] for kind in one.faults} == set(Kind)
@@ -131,7 +133,7 @@ def test_each_kind_of_drift_affects_a_section_of_the_compared_state() -> None:
     assert {section for sections in drift.SPOILED.values() for section in sections} <= set(kernel_state.SECTIONS)
 
 
-def test_the_report_counts_each_kind_of_drift_and_delayed_repairs_separately() -> None:
+def test_the_report_has_separate_counts_for_each_kind_of_drift_and_for_delayed_repairs() -> None:
     figures = Figures(heals_s=[(2.0, "flush_set"), (3.0, "add_rule"), (7.0, "add_rule")], patient_heals_s=[(9.0, "add_rule")])
     figures.injected["EBUSY"] = 2
     report = json.loads(json.dumps(figures.report()))

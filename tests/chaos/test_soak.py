@@ -43,7 +43,7 @@ def test_the_measured_usage_of_this_process_equals_the_figures_of_the_kernel(tmp
     assert (before.tasks, usage.read(os.getpid(), tmp_path / "none").tasks) == (3, -1)
 
 
-def test_listening_sockets_are_counted_separately_because_their_number_follows_the_services(tmp_path: Path) -> None:
+def test_listening_sockets_are_counted_separately_because_their_number_depends_on_the_services(tmp_path: Path) -> None:
     before = usage.read(os.getpid(), tmp_path / "none")
     with socket.create_server(("127.0.0.1", 0)) as server:
         after = usage.read(os.getpid(), tmp_path / "none")

@@ -16,8 +16,8 @@ class Usage(NamedTuple):
 
     ``tasks`` is -1 if their number is unknown.
 
-    ``descriptors`` and ``sockets`` do not include ``listening`` sockets, because their number follows the number of Services with
-    a health-check port.
+    ``descriptors`` and ``sockets`` do not include ``listening`` sockets, because the number of listening sockets depends on the
+    number of Services with a health-check port.
     """
 
     resident_mb: float
@@ -38,7 +38,8 @@ def read(process_id: int, tasks: Path) -> Usage:
     process = Path(f"/proc/{process_id}")
     targets = _targets(process)
     listening = len(_listening(process, targets))
-    # The fields from the third on, see proc(5). They follow the process name, which may contain blanks and brackets.
+    # The list begins with the third field (see proc(5)), because the second field is the process name, which may contain blanks
+    # and brackets.
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return Usage(
         resident_mb=round(int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / _MEBIBYTE, 2),

@@ -159,7 +159,10 @@ class World:
         return frozenset(port for port in ports if port)
 
     def _replace(self, what: str, name: str, slices: list[Object], *service: Object) -> tuple[str, list[Object], list[Key]]:
-        """Put these EndpointSlices, and the Service if it is given, and delete all other EndpointSlices of the Service."""
+        """Put these EndpointSlices, and delete all other EndpointSlices of the Service.
+
+        If the Service itself is given, put it, too.
+        """
         put = [*service, *slices]
         kept = {key_of(item) for item in put}
         gone = [

@@ -326,7 +326,7 @@ def test_all_leftovers_of_kube_proxy_are_removed_and_everything_else_stays() -> 
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-def test_a_set_that_a_rule_of_another_program_uses_is_kept_and_the_rule_is_reported() -> None:
+def test_cleanup_keeps_a_set_and_reports_the_reason_if_a_rule_of_another_program_uses_the_set() -> None:
     shell(
         "ipset create KUBE-CLUSTER-IP hash:ip,port",
         "ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet6",

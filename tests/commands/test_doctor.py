@@ -245,7 +245,7 @@ def test_doctor_reports_what_prevents_configured_local_routes(facts: dict[str, A
     assert _judge(**facts) == []
 
 
-def test_doctor_accepts_local_routes_that_are_configured_and_reports_local_routes_that_are_not_configured() -> None:
+def test_doctor_reports_local_routes_only_if_they_are_not_configured() -> None:
     left = dataclasses.replace(SEEN, routes=frozenset(builders.addresses("10.96.0.1")))
     for loopback in (Loopback(), Loopback(networkd="unmanaged")):
         assert _judge("--ipvs-vip-binding=routes", observation=left, loopback=loopback) == []

@@ -100,7 +100,7 @@ async def test_explain_shows_a_service_with_its_endpoints_and_its_kernel_objects
     assert kernel.applied == []
 
 
-async def test_explaining_an_address_shows_only_the_virtual_servers_of_that_address() -> None:
+async def test_explain_shows_only_the_virtual_servers_of_the_given_address() -> None:
     document = await _explain(await synced_kernel(*WEB), "192.168.0.10:30080", *WEB)
     (service,) = document["services"]
     assert [one["virtualServer"] for port in service["ports"] for one in port["virtualServers"]] == ["TCP 192.168.0.10:30080"]
@@ -164,7 +164,7 @@ async def test_explain_shows_an_endpoint_as_unused_if_the_service_has_no_cluster
     assert f"  not used: EndpointSlice default/web-v6: {why}" in await _synced_text("default/web", *WEB, stray)
 
 
-async def test_explain_names_the_field_because_of_which_a_service_without_a_cluster_ip_is_not_used() -> None:
+async def test_explain_names_the_cluster_ip_field_if_a_service_is_not_used_because_of_this_field() -> None:
     headless = builders.with_options(
         builders.service("web", cluster=[]), not_served=Skipped("spec.clusterIP", "headless", invalid=False)
     )
@@ -251,7 +251,7 @@ async def test_explain_reports_source_ranges_that_do_not_contain_this_node() -> 
     assert "    endpoints: none" in lines
 
 
-async def test_explain_shows_the_zones_of_endpoints_and_hints_for_other_zones() -> None:
+async def test_explain_shows_the_zone_of_an_endpoint_or_the_hints_that_exclude_the_endpoint() -> None:
     ends = (endpoint("10.244.0.1", zone="zone-a", zones=["zone-a"]), endpoint("10.244.1.1", OTHER_NODE, zones=["zone-b"]))
     objects = (builders.node(), builders.service(), builders.endpoint_slice(*ends))
     lines = await _synced_text("default/web", *objects)

@@ -85,7 +85,7 @@ async def test_an_empty_manifest_directory_is_accepted_without_a_second_read() -
         assert not node.store.may_lack_all
 
 
-async def test_a_dry_run_compares_nothing_while_an_empty_first_list_is_unconfirmed() -> None:
+async def test_a_dry_run_compares_nothing_until_an_empty_first_list_is_confirmed() -> None:
     node, clock = await inspected(await synced_kernel(*WEB)), Clock()
     status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
     async with inspection.following(EmptySource(), node.store):

@@ -225,7 +225,7 @@ async def test_list_prints_hostile_names_as_escaped_text(capsys: pytest.CaptureF
     assert all(character.isprintable() for character in output.replace("\n", ""))
 
 
-async def test_list_without_service_names_prints_the_bare_table_and_json_says_that_names_are_missing() -> None:
+async def test_list_prints_a_bare_table_and_json_says_so_if_service_names_are_unknown() -> None:
     rows = _rows(await synced_kernel(*WEB))
     document = listing.table("node-a", rows)
     assert not document["named"]

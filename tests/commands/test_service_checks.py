@@ -111,7 +111,7 @@ def test_rules_of_other_programs_are_read_with_their_ports_and_destinations() ->
     assert (docker.destination, docker.ports) == (None, (range(8080, 8091), range(9000, 9001)))
 
 
-def test_doctor_reports_rules_of_other_programs_that_take_packets_of_services() -> None:
+def test_doctor_reports_a_rule_of_another_program_if_the_rule_concerns_packets_to_a_service() -> None:
     rules = tuple(port_rules(SAVED))
     untracked, redirected = _collisions(DNS, WEB, rules=rules)
     assert untracked.startswith("dns: a rule exempts packets to UDP 10.96.0.53:53 from connection tracking, so")

@@ -246,7 +246,7 @@ async def test_paging_through_services_stops_at_the_first_and_last_page() -> Non
         await _until(pilot, "by name: 1, page 1 of 3")
 
 
-async def test_a_column_is_as_wide_as_the_texts_on_the_screen() -> None:
+async def test_a_column_is_as_wide_as_its_longest_text_on_the_screen() -> None:
     daemon = Daemon("demo/" + "x" * 60)
     async with _app(daemon, interval_s=0.02).run_test(size=(40, 15)) as pilot:
         await _until(pilot, "demo/xxx")

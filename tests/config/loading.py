@@ -44,7 +44,7 @@ def from_flags(*arguments: str) -> Config:
 
 
 def from_file(text: str, *arguments: str) -> Config:
-    """The configuration that results from flags and from a file that consists of ``HEAD`` and these lines."""
+    """The configuration from these flags and a file. The file consists of ``HEAD`` and ``text``."""
     return load_with(["--config", PATH, *arguments], (HEAD + textwrap.dedent(text)).encode())
 
 

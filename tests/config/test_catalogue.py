@@ -52,7 +52,7 @@ def test_the_catalogue_has_exactly_the_fields_of_kube_proxys_file_and_our_own_fi
     assert fields == set(KUBE_PROXY_FIELDS)
 
 
-def test_our_own_fields_are_in_our_own_section_of_the_file() -> None:
+def test_fields_that_only_ipvsproxy_has_are_in_the_section_ipvsproxy_of_the_file() -> None:
     assert {option.field.split(".")[0] for option in ALL if option.status is Likeness.OWN} == {"ipvsproxy"}
 
 

@@ -85,7 +85,7 @@ def test_bash_offers_exactly_the_words_that_can_follow(words: tuple[str, ...], o
         *((arguments, 2, "ipvsproxy completion bash|zsh|fish") for arguments in ([], ["tcsh"], ["bash", "zsh"])),
     ],
 )
-def test_completion_prints_a_script_for_a_shell_and_otherwise_the_names_of_the_shells(
+def test_completion_prints_its_usage_unless_the_only_argument_is_a_known_shell(
     arguments: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["completion", *arguments]) == status

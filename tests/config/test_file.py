@@ -211,7 +211,7 @@ _ARGUMENTS = strategies.builds(
     arguments=strategies.lists(_ARGUMENTS, max_size=4),
     lines=strategies.none() | strategies.lists(_LINES | strategies.text(max_size=40), max_size=4),
 )
-def test_any_arguments_and_any_file_result_in_a_configuration_or_in_problems(
+def test_loading_arbitrary_flags_and_files_gives_either_a_configuration_or_problems(
     arguments: list[str], lines: list[str] | None
 ) -> None:
     content = "" if lines is None else f"\n\n{HEAD}" + "\n".join(lines)

@@ -65,7 +65,7 @@ def test_problems_of_flags_file_and_validation_are_reported_together() -> None:
     ]
 
 
-def test_a_file_of_another_kind_is_not_validated_further() -> None:
+def test_only_the_api_version_and_the_kind_of_a_file_are_reported_if_they_are_wrong() -> None:
     with pytest.raises(ConfigError) as raised:
         load_with(["--config", PATH], b"kind: Pod\napiVersion: v1\n")
     assert [problem.source.name for problem in raised.value.problems] == ["apiVersion", "kind"]

@@ -86,7 +86,7 @@ def test_an_integer_may_have_any_base_that_go_accepts(text: str, number: int) ->
 
 
 @pytest.mark.parametrize("spelling", ["1 0", "t f", "T F", "true false", "TRUE FALSE", "True False"])
-def test_every_spelling_of_true_and_false_in_go_is_a_boolean(spelling: str) -> None:
+def test_a_boolean_may_have_any_spelling_that_go_accepts(spelling: str) -> None:
     assert [option.parse_boolean(text) for text in spelling.split()] == [True, False]
 
 

@@ -227,7 +227,7 @@ def test_cleanup_accepts_every_known_proxy_mode_and_an_empty_proxy_mode(mode: st
         ),
     ],
 )
-def test_a_value_that_breaks_a_validation_rule_is_refused_in_one_sentence(flag: str, problem: str) -> None:
+def test_an_invalid_value_is_refused_with_a_single_sentence(flag: str, problem: str) -> None:
     assert problems_of_flags(flag) == [f"{flag.partition('=')[0]}: {problem}"]
 
 

@@ -399,7 +399,7 @@ NO_SERVERS = KernelError(action="list the virtual servers", errno=errno.EPERM)
     ],
     ids=["socket", "device", "virtual servers"],
 )
-def test_the_program_does_not_start_on_a_kernel_that_refuses_what_every_node_needs(
+def test_the_program_does_not_start_if_the_kernel_refuses_an_operation_that_every_node_needs(
     bare: pytest.MonkeyPatch, refusal: Refused, step: str, error: KernelError, sentence: str
 ) -> None:
     bare.setattr(requirements, "usable_programs", lambda _: dict.fromkeys(Family, PROGRAM))
@@ -458,7 +458,7 @@ async def test_missing_kernel_features_are_logged_once_at_the_start(
     assert [line["features"] for line in logs if line["event"] == "kernel_lacks"] == [lacking]
 
 
-def test_if_no_family_can_be_served_the_reason_of_each_family_is_reported() -> None:
+def test_the_reason_for_each_family_is_reported_if_no_family_can_be_served() -> None:
     with pytest.raises(CannotStartError) as raised:
         requirements.usable_programs(kernel_with({Family.IPV4: NOT_INSTALLED, Family.IPV6: NO_TABLE}))
     assert raised.value.reasons == ("IPv4 cannot be served: is not installed", "IPv6 cannot be served: refuses rules")

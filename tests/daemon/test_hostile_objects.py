@@ -74,7 +74,7 @@ def test_a_hostile_name_stays_within_its_string_in_a_health_check_answer(text: s
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=_shortly)
-def test_a_hostile_name_stays_within_its_label_value_in_the_metrics(text: str) -> None:
+def test_the_metrics_escape_a_hostile_name_in_a_label_value(text: str) -> None:
     labels = traffic._labels(text, text, text, Protocol.TCP.name)
     (family,) = prometheus_client.parser.text_string_to_metric_families(f"# TYPE m gauge\nm{{{labels}}} 1\n")
     (sample,) = family.samples

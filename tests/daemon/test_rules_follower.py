@@ -97,7 +97,7 @@ async def test_the_error_is_logged_once_and_the_rules_are_read_if_the_notificati
     assert [(line["event"], line["error"]) for line in logged] == [("nftables_notifications_lost", "Bad file descriptor")]
 
 
-async def test_a_kernel_without_change_notifications_is_logged(pipe: Pipe) -> None:
+async def test_a_warning_is_logged_if_the_kernel_offers_no_change_notifications(pipe: Pipe) -> None:
     pipe.is_broken = True
     with structlog.testing.capture_logs() as logged:
         async with following(Mock(), pipe):

@@ -41,7 +41,7 @@ async def test_at_verbosity_4_a_service_can_be_followed_from_the_watch_to_the_sy
 
 @pytest.mark.parametrize("level", [0, 2, 3])
 @in_virtual_time
-async def test_below_verbosity_4_a_change_is_logged_as_one_line(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
+async def test_a_change_is_logged_as_one_line_if_the_verbosity_is_below_4(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
     monkeypatch.setattr(log._Process, "verbosity", level)
     node = MemoryNode()
     async with node.running():

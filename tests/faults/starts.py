@@ -46,7 +46,8 @@ TAKEN = "TCP 10.96.0.12:80"
 FOREIGN = "TCP 192.0.2.200:80"
 CANNOT_START = 2
 SHARED = "iptables "
-"""The prefix of the names of rules. All Services need the rules."""
+"""The prefix of the names of rules in ``Ending.lacking``. If a rule is missing, the node must be unhealthy, because all Services
+need the rules."""
 LISTING = "-save"
 """The suffix of the names of acts that list rules."""
 RECORD = "file /sys/class/net/tunl0/ifalias"

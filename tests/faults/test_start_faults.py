@@ -1,4 +1,6 @@
-"""Each act of a start fails once, on a real kernel of a serving node: nothing is removed, and everything is programmed.
+"""Covers failing acts of a start (see ``acts``), on a real kernel of a serving node.
+
+If an act fails once, nothing is removed, and everything is programmed.
 
 Several acts fail in one start, because a start takes seconds. If some acts always fail, either everything else is programmed or a
 fault is reported. ``scripts/faults`` tries all acts, all occurrences and all kinds of failure, each in a separate start.
@@ -70,7 +72,7 @@ def test_if_an_act_always_fails_nothing_is_removed_and_the_failure_is_reported(n
     fail(node, acts.Order(name, acts.failures(name)[0], 0))
 
 
-def test_if_reads_fail_that_succeeded_earlier_nothing_is_removed(node: starts.Node) -> None:
+def test_nothing_is_removed_if_a_reading_succeeds_first_and_fails_later(node: starts.Node) -> None:
     fail(node, *(acts.Order(name, "refused", 2) for name in READINGS))
 
 

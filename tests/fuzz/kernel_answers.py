@@ -26,7 +26,7 @@ from tests.fuzz.chooser import Chooser
 from tests.support import builders, fake_netlink
 
 LONGEST_REASON = 600
-"""The longest text of an error in characters; the text becomes part of a log line."""
+"""The maximum length of the text of an error, in characters; the text becomes part of a log line."""
 _IPVS_NUMBER = 33
 _NETFILTER = 12
 _HEADER_SIZES = (0, 4, 8, 16)

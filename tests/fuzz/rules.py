@@ -40,7 +40,7 @@ _NOTHING_THERE = iptables_syntax.Listing(chains={}, jumps={}, foreign_jumps={})
 
 
 def rules(data: bytes) -> None:
-    """Covers the whole path from the text of configuration and objects to the bytes for the kernel."""
+    """Covers every step from parsing the configuration and the objects to writing the bytes for the kernel."""
     chooser = Chooser(data)
     config = _config(chooser)
     if config is None:

@@ -9,7 +9,7 @@ from ipvsproxy.model.sets import SetEntries, SetEntry
 
 
 class Driver(Protocol):
-    """A driver of one kind of objects, or a kernel object with all drivers."""
+    """A driver of one kind of objects, or a ``NodeKernel`` or ``FakeKernel``, which applies operations on all kinds."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]: ...
 

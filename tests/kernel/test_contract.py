@@ -76,7 +76,7 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
 
 
 def skip_without_nftables() -> None:
-    """Skip a test if the kernel does not support the rules of these tests in nftables."""
+    """Skip a test if the kernel's nf_tables refuses the rules of these tests."""
     if reason := _nftables_refusal():
         pytest.skip(reason)
 
@@ -558,7 +558,8 @@ MISSING: Mapping[int, Item] = {
     errno.ENOENT: SetEntries.of(*(SetEntry("KUBE-IPVS-IPS", one[Family.IPV4]) for one in (SERVICE, POD))),
     errno.ENODEV: BoundAddresses(tuple(SERVICE.values())),
 }
-"""Objects that need another object, with the error number if the other object does not exist."""
+"""For each error number: objects that the kernel refuses with this number, because another object that they need does not
+exist."""
 
 
 @pytest.mark.parametrize("number", MISSING, ids=errno.errorcode.get)

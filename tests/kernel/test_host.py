@@ -250,7 +250,7 @@ def test_a_kernel_counts_as_supporting_filters_if_it_refuses_an_impossible_filte
     assert names((5, 10), fake_netlink.refusing(number)) == []
 
 
-def test_after_a_lost_answer_no_module_counts_as_missing() -> None:
+def test_no_module_counts_as_missing_after_an_answer_was_lost() -> None:
     def connect(protocol: int) -> fake_netlink.FakeSocket:
         if not protocol:
             raise OSError(errno.EMFILE, "too many open files")

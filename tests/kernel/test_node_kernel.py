@@ -225,7 +225,7 @@ def test_each_run_of_operations_is_reported_with_its_outcomes_and_its_duration(k
 
 @pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
 @pytest.mark.parametrize("by_interface", [True, False])
-def test_a_kernel_that_hides_the_interface_of_arrival_is_logged_only_if_nftables_rules_match_interfaces(
+def test_the_missing_arrival_interface_is_reported_only_if_nftables_rules_match_interfaces(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, backend: Backend, *, by_interface: bool
 ) -> None:
     del kernel
@@ -272,7 +272,7 @@ def test_each_poll_reports_an_error_for_a_table_that_iptables_cannot_list(
     assert [poll(target).errors for _ in range(2)] == [(), ()]
 
 
-def test_a_thorough_poll_returns_the_whole_state_again_except_rules_that_did_not_change(kernel: Kernel) -> None:
+def test_a_thorough_poll_returns_everything_except_rules_that_did_not_change(kernel: Kernel) -> None:
     target = new_node()
     whole = observe(target)
     for number in (2, 3):
@@ -308,7 +308,7 @@ def test_if_sets_cannot_be_read_the_poll_reports_one_error_for_all_sets(kernel: 
     assert parts[-1].some_virtual_servers == {OTHER_KEY: None}, "the others are looked at"
 
 
-def test_if_one_set_cannot_be_read_all_other_sets_are_still_read(kernel: Kernel) -> None:
+def test_all_other_sets_are_read_even_if_one_set_cannot_be_read(kernel: Kernel) -> None:
     names = [ip_set.name for ip_set in IP_SETS.values()]
     kernel.broken = {names[2]}
     for thorough in (False, True):
@@ -398,7 +398,7 @@ def test_a_set_with_our_name_but_other_parameters_does_not_count_as_one_of_our_s
     assert observed.errors == ()
 
 
-def test_only_the_requested_sets_families_and_settings_are_read(kernel: Kernel) -> None:
+def test_observe_reads_only_the_requested_sets_and_settings_and_the_rules_of_requested_families(kernel: Kernel) -> None:
     target = new_node()
     observed = target.observe(["KUBE-LOOP-BACK"], [Family.IPV6], [])
     assert kernel.asked["ipset"] == (["KUBE-LOOP-BACK"],)

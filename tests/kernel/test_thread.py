@@ -99,7 +99,7 @@ async def test_a_stopped_thread_finishes_its_running_call_and_drops_waiting_call
         await thread.call(note(3))
 
 
-async def test_a_call_cancelled_before_it_runs_is_never_run(thread: KernelThread[Target]) -> None:
+async def test_a_call_never_runs_if_it_is_cancelled_before_it_begins(thread: KernelThread[Target]) -> None:
     target = thread._target
     running = asyncio.create_task(thread.call(note(1, wait=True)))
     given_up = asyncio.create_task(thread.call(note(2)))

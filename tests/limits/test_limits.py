@@ -1,4 +1,4 @@
-"""A node at each of its limits, under traffic: Services are still served, and changes of Services are applied.
+"""Covers a node under traffic that reaches one of its limits: the node still serves Services, and applies changes of Services.
 
 ``/livez`` still answers, and SIGTERM ends the program.
 """

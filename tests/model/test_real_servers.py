@@ -1,4 +1,4 @@
-"""The keys of real servers, and the weights of real servers as dictionaries and in packed form."""
+"""The keys of real servers, and the two forms in which weights are stored: a dictionary, or packed."""
 
 import copy
 import operator
@@ -16,7 +16,7 @@ ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.0.2")
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1", "fd00::1"])
-def test_the_key_of_a_real_server_contains_its_address_and_port_and_can_be_copied(text: str) -> None:
+def test_the_key_of_a_real_server_has_the_address_and_port_even_after_a_copy(text: str) -> None:
     key = RealServerKey.of(parse_address(text), 80)
     assert (key.address, key.port) == (parse_address(text), 80)
     assert key.address.family is parse_address(text).family

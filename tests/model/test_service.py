@@ -60,7 +60,7 @@ def test_names_of_objects_of_different_kinds_are_never_equal() -> None:
 
 
 @pytest.mark.parametrize("texts", [("10.244.0.1", "10.244.0.2"), ("fd00::1", "fd00::2"), ()])
-def test_an_endpoint_slice_returns_each_address_as_an_endpoint_with_its_conditions(texts: tuple[str, ...]) -> None:
+def test_the_endpoints_of_an_endpoint_slice_keep_their_addresses_and_conditions(texts: tuple[str, ...]) -> None:
     makers = (builders.endpoint, builders.draining)
     endpoints = tuple(make(text) for make, text in zip(makers, texts, strict=False))
     assert builders.endpoint_slice(*endpoints).endpoints == endpoints

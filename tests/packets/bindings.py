@@ -1,4 +1,4 @@
-"""Marks that choose the IP family of a test, or the ``binding`` with which the program of a module runs.
+"""Pytest marks that choose the IP family of a test, or the ``binding`` with which the program of a test module runs.
 
 Tests without such a mark run with both bindings (``conftest.py``).
 """
@@ -34,7 +34,7 @@ by_ipv4, by_ipv6 = map(_bound, Family)
 ``test_services.py`` sends each request over both families."""
 each_family = pytest.mark.parametrize("family", Family, ids=label)
 mainly_ipv4, mainly_ipv6 = map(_mainly, Family)
-"""Like ``by_ipv4`` and ``by_ipv6``, for modules whose program has only one binding."""
+"""Like ``by_ipv4`` and ``by_ipv6``, for test modules in which ipvsproxy runs with only one binding."""
 with_addresses, with_routes = (
     pytest.mark.parametrize("binding", [one], indirect=True, scope="module", ids=str)
     for one in (Binding.ADDRESSES, Binding.ROUTES)

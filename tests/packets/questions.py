@@ -10,7 +10,8 @@ from tests.support import cluster, lab
 
 ANSWERED = "ok"
 ATTEMPTS = 4
-"""The number of requests per row. It suffices to reach both of two endpoints, because the scheduler chooses them in turn."""
+"""The number of requests per row. This number suffices to reach both of two endpoints, because the scheduler chooses the
+endpoints in turn."""
 MASQUERADED = "bridge node"
 """The source addresses that backends see if the client is masqueraded: the first on this node, the second on the other node."""
 
@@ -35,7 +36,7 @@ class Row(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A row of the table for one protocol and one family."""
+    """A request: one row of a table, with one protocol and one IP family."""
 
     row: Row
     protocol: str
@@ -77,7 +78,7 @@ class Question(NamedTuple):
 
 
 def questions(rows: Iterable[Row]) -> list[Question]:
-    """All requests of a table, for every protocol and family."""
+    """The requests of all rows, for each protocol of a row and for both families."""
     return [Question(row, protocol, family) for row, family in itertools.product(rows, Family) for protocol in row.protocols]
 
 

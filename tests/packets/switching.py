@@ -18,7 +18,7 @@ Client = tuple[str, str, str, Family]
 
 
 def clients(*pairs: tuple[str, str]) -> list[Client]:
-    """Each of these clients with its address, over TCP and UDP and over both families."""
+    """For each pair of a client and an address: four clients, one for each combination of TCP or UDP and IPv4 or IPv6."""
     return [(from_, protocol, to, family) for from_, to in pairs for protocol in ("TCP", "UDP") for family in Family]
 
 
@@ -66,7 +66,7 @@ requests."""
 def refusing_always(running: Cluster, clients: Sequence[tuple[str, str, int, Family]]) -> Iterator[None]:
     """Fail at the end of the block if any of these clients has received an answer.
 
-    Each client is a tuple: the name of its outside address, the TCP address and port of the server, and the family.
+    Each client is a tuple: the name of the client's address, the name of the server's address, the TCP port, and the IP family.
     """
     load = []
     with contextlib.ExitStack() as loads:

@@ -44,9 +44,7 @@ def test_weights_by_zone_and_by_node_determine_the_shares_of_new_connections(run
 
 
 @mainly_ipv6
-def test_canary_endpoints_get_the_weight_that_an_annotation_of_their_endpoint_slice_sets(
-    running: Cluster, family: Family
-) -> None:
+def test_an_annotation_of_an_endpoint_slice_sets_the_weight_of_its_canary_endpoints(running: Cluster, family: Family) -> None:
     canary = slices("web", "r1", protocols=TCP)
     for item in canary:
         item["metadata"] |= {"name": f"canary-{item['metadata']['name']}", "annotations": {"ipvsproxy.io/weight": "1"}}

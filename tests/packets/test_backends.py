@@ -38,7 +38,8 @@ SERVICES = [
 REFUSED = [
     (name, to, port, family)
     for name, to, port in (
-        *[("client2", "balancer 3", 80)] * 5,  # client2 is outside the source ranges. Without answers, it sends few requests.
+        # client2 is outside the source ranges. It is listed five times, because a client that gets no answers sends few requests.
+        *[("client2", "balancer 3", 80)] * 5,
         ("client", "cluster 1", 22),  # Port 22 is the host's own port.
         ("client", "balancer 1", 22),
     )
@@ -284,7 +285,7 @@ def plain(name: str, number: int) -> list[Manifest]:
 
 
 def special(*numbers: int) -> list[Manifest]:
-    """For each number, one Service with source ranges and one Service with a second scope."""
+    """Two Services for each number: one with source ranges, and one with a second scope, for its policy Local."""
     return [
         manifest
         for number in numbers

@@ -140,7 +140,7 @@ _SAMPLE = 1000
     ],
     ids=["2", "3", "10", "50"],
 )
-def test_two_nodes_of_entry_send_most_clients_to_the_same_node(
+def test_two_nodes_of_entry_choose_the_same_node_for_most_clients(
     three: Three, count: int, moved_at_most: float, ports: range
 ) -> None:
     """The more nodes have endpoints, the fewer clients are sent to another node after a change.

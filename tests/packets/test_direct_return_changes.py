@@ -93,7 +93,7 @@ def test_no_request_fails_while_a_rolling_update_moves_the_endpoints_to_other_no
 def test_no_request_or_connection_fails_while_a_node_is_drained_by_weights_or_by_terminating_endpoints(
     three: Three,
 ) -> None:
-    """The node of entry receives each change later than the node with the endpoint."""
+    """The node at which the client's packets arrive receives each change later than the node with the endpoint."""
     both = {"p1", "r1"}
     steps = (
         (web("p1", "r1", weights="node/node-b=0, other=1"), both, {"p1"}),

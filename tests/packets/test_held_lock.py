@@ -1,4 +1,6 @@
-"""A start with another backend, while another program holds the iptables lock and while policies of Services change.
+"""Covers a start with another rules backend while another program holds the iptables lock.
+
+Policies of Services change before or after this start.
 
 Because of the lock, old iptables rules cannot be removed, or new iptables rules cannot be written. No packet may be treated
 according to set entries of former policies.
@@ -27,7 +29,7 @@ RANGES = {
 
 
 def services(*, changed: bool) -> list[Manifest]:
-    """Services before and after the change of their policies."""
+    """The Services; if ``changed`` is true, with changed policies, endpoints, source ranges and protocols."""
     return [
         *service("any", 1, "r1", balancer=True, node_port=30001, externalTrafficPolicy="Cluster" if changed else "Local"),
         *service(

@@ -81,7 +81,7 @@ def test_all_large_datagrams_of_the_host_arrive_if_path_mtu_discovery_is_off(run
         running.lab.call("sysctl", namespace="node", values=before)
 
 
-def test_no_large_datagram_sent_by_the_host_arrives_over_ipv6(running: Cluster) -> None:
+def test_large_datagrams_of_the_host_do_not_arrive_over_ipv6(running: Cluster) -> None:
     for _ in range(2):
         assert _arrived(running, Family.IPV6, "host", "cluster 4") is Arrived.NONE
 

@@ -65,7 +65,7 @@ def test_changed_flags_of_kube_proxy_for_mh_are_applied_without_removing_the_vir
     assert _virtual_server(running, shown).endswith("-s mh -b mh-fallback,mh-port")
     assert loads[0].failures == []
     assert loads[0].outcomes["ok"] > 5
-    # If the virtual server were removed and added again, its counter would start at 0 and never reach this number.
+    # If the virtual server were removed and added again, its counter would start at 0 and never exceed the number of answers.
     running.wait_until(lambda: scheduled(running, to) > loads[0].outcomes["ok"], "the same virtual server as before")
     for one in opened:
         assert one.ask() == one.backend

@@ -1,7 +1,7 @@
 """The source address that backends see for cluster IPs, with ``--masquerade-all`` and each method to detect local pods.
 
-``test_services.py`` covers all other kinds of address, with one of these methods for each binding. Each method is tested with one
-binding; successive methods alternate between the bindings.
+``test_services.py`` covers all other kinds of address, with one of these methods for each binding. Each method is tested with
+only one value of ``--ipvs-vip-binding``. Successive methods alternate between the values.
 """
 
 import itertools
@@ -24,8 +24,8 @@ NODE = cluster.node() | {"spec": {"podCIDR": POD_NETWORKS[0], "podCIDRs": POD_NE
 
 NO_NETWORKS = "node's networks, of which there are none yet"
 HIDDEN, SHOWN = "bridge node", ""
-"""The source address of a masqueraded client that a backend sees: the address of the node in the network of the backend. Clients
-that are not masqueraded keep their own address."""
+"""The source address that a backend sees. ``HIDDEN`` stands for the node's address in the backend's network, if the client is
+masqueraded. ``SHOWN`` stands for the client's own address."""
 SENDERS: Mapping[str, tuple[str, str]] = {
     "p2": ("p2", "cluster 1"),
     "host": ("host", "cluster 1"),

@@ -145,7 +145,7 @@ def test_kube_proxys_table_is_used_until_our_rules_exist_and_then_removed_withou
 
 
 @BACKENDS
-def test_until_the_next_audit_a_leftover_table_of_kube_proxy_gets_the_packets_of_services(
+def test_a_leftover_table_of_kube_proxy_gets_the_packets_of_services_until_the_next_audit(
     laboratory: lab.Lab, tmp_path: Path, backend: Backend
 ) -> None:
     """Tables are examined only at audits, so the leftover table stays while clients send requests."""
@@ -298,7 +298,7 @@ def trust(wall: Firewalld) -> None:
 
 
 @pytest.mark.distribution
-def test_doctor_reports_that_firewalld_drops_packets_until_its_zones_accept_the_packets(
+def test_doctor_reports_that_firewalld_drops_packets_if_its_zones_do_not_accept_the_packets(
     laboratory: lab.Lab, tmp_path: Path, wall: Firewalld
 ) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running, wall:

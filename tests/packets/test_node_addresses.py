@@ -1,6 +1,6 @@
 """Addresses are added to the node and removed.
 
-Node ports are served on the new addresses, and Service addresses are unbound and bound again.
+Node ports are served on the new addresses. A Service address is unbound while another device of the node has the address.
 """
 
 import time

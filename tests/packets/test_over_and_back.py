@@ -5,8 +5,8 @@ and returns by label, and then it migrates and returns in place. ``tests.support
 not run. Instead, the test writes kube-proxy's recorded state to the kernel before ipvsproxy starts and, after a return from
 nftables, kube-proxy's recorded rules and sets. The configuration file is that of kube-proxy, without additional fields.
 Additional flags turn on features of
-ipvsproxy: second scopes, and local routes or nftables. After each step the objects of both proxies are compared with the
-recording.
+ipvsproxy: second scopes, and local routes or nftables. After each take-over, the test compares the virtual and real servers,
+except those of second scopes, with the recording. At the end, the test compares sets and addresses as well.
 
 The test does not cover kube-proxy itself, the update of a DaemonSet by a cluster, and commands that need a registry.
 """
@@ -229,5 +229,5 @@ def _check_shown_log(log: str) -> None:
 
 
 def _printed(step: str) -> list[str]:
-    """The blocks of commands of one step of the page."""
+    """The blocks of commands in one step of docs/migration.md."""
     return test_runbook.blocks_of("migration.md", step)

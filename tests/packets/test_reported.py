@@ -46,7 +46,7 @@ def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> No
     """Set the API's objects, and wait until they are programmed.
 
     ``Cluster.have`` waits for one sync with Services. The removal of an interface by an earlier test causes a sync as well.
-    Therefore, this function adds a marker Service, waits for its sync, and then does both a second time. The second sync begins
+    Therefore, this function twice adds a marker Service and waits until the marker Service is programmed. The second sync begins
     after the sync of the objects.
     """
     objects = [*itertools.chain.from_iterable(manifests)]
@@ -135,7 +135,7 @@ def test_nodelocal_dns_works_with_ipvs_only_if_its_interface_does_not_have_the_c
     def add(address: str) -> tuple[lab.Result, list[str]]:
         """Give the cache this address, too.
 
-        Return the host's answer from the cluster IP, and the collisions that ``doctor`` reports.
+        Return the answer that the host gets from the cluster IP, and the collisions that ``doctor`` reports.
         """
         laboratory.ip("node", f"address add {address}/32 dev nodelocaldns")
         laboratory.run("node", "iptables-restore", "--noflush", stdin=DNS_RULES.format(address))
@@ -242,7 +242,7 @@ def test_an_address_of_kube_vip_is_served_whether_or_not_this_node_is_the_leader
 
 
 @pytest.mark.parametrize("scopes", [pytest.param("kube-proxy", marks=patience.THOROUGH), "api"])
-def test_rules_of_calico_affect_only_the_second_scope_of_an_address_and_only_for_pods(start: Start, scopes: str) -> None:
+def test_rules_of_calico_only_prevent_pods_from_using_the_second_scope_of_an_address(start: Start, scopes: str) -> None:
     """IPVS compares whole firewall marks, and Felix marks packets of pods before IPVS sees them.
 
     Packets of the host keep the marks that our rules have set.

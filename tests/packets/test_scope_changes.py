@@ -68,7 +68,7 @@ def traces(running: cluster.Cluster) -> list[str]:
 def has_no_traces(running: cluster.Cluster) -> bool:
     """Whether second scopes are gone.
 
-    Virtual servers are read first: they are removed late, and reading them starts no process.
+    Virtual servers are read first, because they are removed late, and because they can be read without starting a process.
     """
     return "FWM" not in Path("/proc/net/ip_vs").read_text() and traces(running) == []
 

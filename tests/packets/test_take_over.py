@@ -30,7 +30,8 @@ RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 LONG_LIVED = ("p1", "TCP", "10.96.16.1", 80)
 INTERVAL_S = patience.seconds(0.05)
 LOOKED_THROUGH = frozenset({"flow"})
-"""Operations that write nothing: each start reads the tracked flows of UDP ports."""
+"""The kinds of operations that do not count as writes. With the kind ``flow``, each start only reads the tracked flows of UDP
+ports."""
 WRITTEN = frozenset({("set", "sysctl")})
 """Operations that a take-over may do: it sets the size of the table of flows, because the recording does not include this
 size."""

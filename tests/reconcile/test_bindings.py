@@ -57,7 +57,7 @@ def test_a_switch_of_binding_adds_all_addresses_before_it_removes_any_address(bi
 
 @BINDINGS
 @pytest.mark.parametrize("steps", range(8))
-def test_if_the_process_is_killed_during_a_switch_of_binding_every_address_stays_local(binding: Binding, steps: int) -> None:
+def test_every_address_stays_local_if_the_process_is_killed_during_a_switch_of_the_binding(binding: Binding, steps: int) -> None:
     for last in Binding:
         node = running(binding)
         node.switch(OTHER[binding])

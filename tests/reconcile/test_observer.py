@@ -44,7 +44,7 @@ def test_excluded_ranges_protect_only_virtual_servers_of_their_own_family(ranges
 
 
 @pytest.mark.checklist(73)
-def test_an_excluded_virtual_server_is_served_while_it_is_desired_and_not_touched_afterwards() -> None:
+def test_an_excluded_virtual_server_is_written_only_while_a_service_desires_it() -> None:
     excluded = builders.frontend("198.51.100.7", 80)
     node = simulation.SimulatedNode(excluded=("198.51.100.0/24",))
     node.put_state(examples.state(examples.OLD, excluded, real_servers=[ONE, TWO]))
@@ -91,7 +91,7 @@ def beside_a_virtual_server_like_its_node_port() -> simulation.SimulatedNode:
     return node
 
 
-def test_a_foreign_virtual_server_that_equals_our_node_port_stays_foreign_after_a_first_read() -> None:
+def test_a_virtual_server_that_equals_our_node_port_is_foreign_if_it_appears_after_the_first_read() -> None:
     node = beside_a_virtual_server_like_its_node_port()
     node.observe()
     assert set(node.reconciler._tables.virtual_servers.foreign) == {ALIKE}
@@ -164,7 +164,7 @@ def test_virtual_servers_that_are_identical_python_objects_are_not_compared_agai
 
 
 def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
-    """One part of a poll, with these virtual servers."""
+    """Passes one part of a poll to the observer; the part contains these virtual servers."""
     at_once(node.reconciler.observer.observing(Observation(some_virtual_servers=told), node.now))
 
 
@@ -209,7 +209,7 @@ def test_no_virtual_server_counts_as_gone_before_the_last_part_of_an_audit() -> 
     assert KEY in node.reconciler._tables.virtual_servers.observed
 
 
-def test_a_virtual_server_that_differs_in_a_poll_counts_as_drift_and_is_repaired() -> None:
+def test_a_changed_virtual_server_counts_as_drift_and_is_repaired_if_a_poll_finds_the_change() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     poll(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
     assert node.reconciler._drifts.take_news().drifted == {"virtual_server": 1}

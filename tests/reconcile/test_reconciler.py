@@ -60,7 +60,7 @@ def test_a_set_copy_that_a_killed_process_left_behind_is_removed_once_each_time_
 
 
 @pytest.mark.checklist(72, 74)
-def test_all_objects_of_a_deleted_service_are_removed_the_virtual_server_first_and_the_rules_last() -> None:
+def test_a_deleted_service_loses_its_virtual_server_first_and_its_rules_last() -> None:
     node = running("10.244.0.1")
     before = dict(node.kernel.chains[Family.IPV4])
     node.remove("web")

@@ -71,7 +71,7 @@ def test_changing_or_removing_an_annotation_edits_kernel_objects_in_place(values
     assert not after.thresholds
 
 
-def test_an_endpoint_that_gets_a_chosen_weight_of_zero_stays_even_without_connections() -> None:
+def test_an_endpoint_without_connections_is_kept_after_an_annotation_sets_its_weight_to_zero() -> None:
     node = running(builders.service())
     node.put(web(weights=FAR_ZERO), pods())
     assert not any(one.item.drains for one in node.plan() if isinstance(one.item, RealServers))
@@ -140,7 +140,7 @@ def test_thresholds_of_a_removed_real_server_are_forgotten() -> None:
     assert node.sync() == []
 
 
-def test_the_second_scope_has_the_annotated_settings_of_its_service() -> None:
+def test_annotations_of_a_service_also_apply_to_its_second_scope() -> None:
     balanced = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], external_local=True)
     rules = WeightRules({OTHER_NODE: 7}, {}, 2)
     service = web(balanced, scheduler="wrr", weights=rules, thresholds=Thresholds(10))

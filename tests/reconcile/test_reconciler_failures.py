@@ -88,7 +88,7 @@ def test_if_the_addition_of_one_of_several_real_servers_fails_only_this_addition
     assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServers.of(KEY, refused))]
 
 
-def test_additions_of_real_servers_without_an_answer_of_the_kernel_count_as_failed_and_are_retried_together() -> None:
+def test_additions_of_real_servers_fail_and_are_retried_together_if_the_kernel_does_not_answer() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1", "10.244.0.2"))
     operations = node.plan()
@@ -100,7 +100,7 @@ def test_additions_of_real_servers_without_an_answer_of_the_kernel_count_as_fail
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
-def test_failed_operations_on_real_servers_are_retried_at_once_when_their_virtual_server_gets_a_new_desired_value() -> None:
+def test_a_failed_real_server_is_retried_at_once_after_its_desired_virtual_server_changes() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     numbers = {VirtualServer: errno.ENOMEM, RealServers: errno.ESRCH}

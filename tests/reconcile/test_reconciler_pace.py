@@ -66,7 +66,7 @@ def test_only_the_weight_is_restored_if_the_real_server_of_a_waiting_drain_is_de
 
 
 @pytest.mark.parametrize(("scheduler", "affinity_s"), [("sh", 0), ("mh", 0), ("dh", 0), ("twos", 0), ("rr", 60)])
-def test_no_removal_is_postponed_if_clients_would_still_be_sent_to_the_real_server(scheduler: str, affinity_s: int) -> None:
+def test_real_servers_are_removed_at_once_if_clients_would_reach_them_even_with_weight_0(scheduler: str, affinity_s: int) -> None:
     node = simulation.SimulatedNode(scheduler=scheduler)
     put(node, POOL[:10], affinity_timeout_s=affinity_s)
     put(node, POOL[10:20], affinity_timeout_s=affinity_s)

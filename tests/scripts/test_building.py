@@ -1,4 +1,4 @@
-"""The build of user-mode Linux with nf_tables, with a small program in place of make.
+"""Tests the build of user-mode Linux with nf_tables. A small program takes the place of ``make``.
 
 Covers what is built, when it is built, and the printed lines. The kernel itself is not tested here; tests/scripts/test_kernel.py
 starts it if it has been built.
@@ -181,9 +181,11 @@ def test_an_interrupt_of_the_build_also_ends_the_compiler(machine: Machine) -> N
         until(lambda: not is_running(compiler))
 
 
-def test_a_signal_while_make_is_being_started_also_ends_the_compiler(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_ends_if_a_signal_arrives_while_the_build_starts_make(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Interrupted(subprocess.Popen[str]):
-        """Starts make, and signals the build before the build knows the process number of make."""
+        """Starts ``make``, and sends SIGTERM to the build before the build knows the process number of ``make``."""
 
         def __init__(self, command: list[str], **arguments: Any) -> None:
             super().__init__(command, **arguments)
@@ -281,7 +283,7 @@ def test_setup_prints_the_missing_packages_on_a_distribution_other_than_debian(
     assert "is this Debian 12, with the packages user-mode-linux and linux-source-6.1?" in capfd.readouterr().err
 
 
-def test_the_kernel_has_debians_configuration_and_nf_tables_for_both_families() -> None:
+def test_the_built_kernel_is_configured_as_in_debian_but_with_nf_tables_for_ipv4_and_ipv6() -> None:
     lines = building.configured(CONFIGURATION).splitlines()
     assert len({line.removeprefix("# ").replace(" ", "=").split("=")[0] for line in lines}) == len(lines), "each option once"
     assert {"CONFIG_NF_TABLES_IPV4=y", "CONFIG_NF_TABLES_IPV6=y", "CONFIG_XFS_FS=n"} <= set(lines)

@@ -157,7 +157,8 @@ def test_a_working_directory_that_the_guest_would_hide_is_refused() -> None:
     assert b"the working directory cannot be /tmp itself" in ended.stderr
 
 
-# The script with a shell as guest; the guest crashes at its first start, before or after the command has started.
+# A program that runs scripts/kernel with a shell instead of a guest. The shell crashes at its first start, before or after the
+# command has started.
 CRASHING = f"""{LOAD}
 import contextlib, pathlib, subprocess
 

@@ -245,7 +245,7 @@ def test_the_printed_commands_sign_an_image_that_is_built_by_podman(origin: path
         ),
     ],
 )
-def test_a_release_is_refused_if_the_repository_or_the_version_is_not_ready_for_it(
+def test_a_release_is_refused_if_its_version_is_invalid_or_the_repository_is_not_ready(
     origin: pathlib.Path, tmp_path: pathlib.Path, spoil: Callable[[pathlib.Path], object], version: str, reasons: list[str]
 ) -> None:
     folder = clone(origin, tmp_path / "one")
@@ -351,7 +351,7 @@ esac
         (None, ["> gcc\t12", "To lock the packages of this build (>): cp "]),
     ],
 )
-def test_the_image_script_says_which_packages_differ_from_the_lock(
+def test_scripts_image_prints_the_packages_that_differ_from_the_lock_file(
     tmp_path: pathlib.Path, locked: str | None, said: list[str]
 ) -> None:
     (tmp_path / "scripts").mkdir()

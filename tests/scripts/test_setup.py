@@ -19,7 +19,7 @@ REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,.-]+)\])?")
 
 
 def _chosen(for_demo: str) -> str:
-    """The lines of the lock file for the packages that are installed."""
+    """The lines of the lock file for the packages that ``scripts/setup`` installs."""
     parts = "sed -n '/^demo_packages=/,/^)/p; /^locked_packages()/,/^}/p' scripts/setup"
     command = f"source <({parts}); for_demo={for_demo}; locked_packages"
     return subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout

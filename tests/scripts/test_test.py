@@ -64,7 +64,7 @@ exit 0
 
 
 class Place:
-    """A copy of scripts/test whose programs are stand-ins."""
+    """A directory with a copy of scripts/test, and with stand-ins for the programs that scripts/test starts."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root

@@ -82,7 +82,7 @@ def test_a_nodes_address_stays_known_while_another_endpoint_slice_or_node_object
     assert _others(store) == {}
 
 
-def test_a_node_object_shows_which_addresses_belong_to_the_node_until_it_is_deleted() -> None:
+def test_the_addresses_of_a_node_object_count_as_node_addresses_until_the_object_is_deleted() -> None:
     other = builders.node(TAKEN, name=OTHER_NODE)
     for objects in ((_service(TAKEN), other), (other, _service(TAKEN))):
         store = _store(*objects)
@@ -91,7 +91,7 @@ def test_a_node_object_shows_which_addresses_belong_to_the_node_until_it_is_dele
         assert _others(store) == {}
 
 
-def test_an_endpoint_slice_is_counted_once_even_if_it_arrives_before_the_service_with_its_address() -> None:
+def test_an_endpoint_slice_is_counted_once_if_it_arrives_before_a_service_with_the_same_address() -> None:
     store = _store(_slice())
     store.deliver([memory_node.put(_service(TAKEN)), memory_node.put(_slice(suffix="2"))], 0)
     assert _others(store) == {TAKEN: OTHER_NODE}
@@ -111,14 +111,14 @@ def test_an_address_is_not_found_if_its_bytes_are_the_end_of_one_address_and_the
     assert _others(_store(_service(str(packed)), _slice("192.168.0.1"))) == {}
 
 
-def test_a_nodes_address_stays_known_while_another_service_has_it() -> None:
+def test_a_node_address_stays_known_if_one_of_two_services_with_this_address_is_deleted() -> None:
     store = _store(_service(TAKEN), _service(TAKEN, name="api"), _slice())
     assert _others(store) == {TAKEN: OTHER_NODE}
     store.deliver([Gone(ObjectKind.SERVICE, ServiceName("default", "web"))], 0)
     assert _others(store) == {TAKEN: OTHER_NODE}
 
 
-def test_if_the_node_of_an_address_changes_only_services_with_this_address_are_translated_again() -> None:
+def test_only_services_with_an_address_are_translated_again_if_the_node_of_the_address_changes() -> None:
     store = _store(_service(TAKEN), _service("203.0.113.9", name="api"), _service(balancer=[TAKEN], name="shop"))
     store.take()
     store.touch_external([Address(bytes([192, 168, 0, 11]))], 5)

@@ -500,7 +500,7 @@ def test_a_list_that_lacks_too_many_objects_needs_confirmation(percent: int, mis
     assert Guard(percent).accepts(KIND, missing=missing, known=known, now=0) is accepted
 
 
-def test_a_second_list_with_all_objects_is_accepted_and_does_not_confirm_the_incomplete_first_list() -> None:
+def test_a_complete_list_does_not_confirm_the_incomplete_list_before_it() -> None:
     guard = Guard(50)
     assert not guard.accepts(KIND, missing=100, known=100, now=0)
     assert guard.accepts(KIND, missing=0, known=100, now=30)

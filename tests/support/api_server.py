@@ -220,7 +220,10 @@ class ApiServer:
         return [watcher for watcher in self._watchers if watcher.resource is resource]
 
     async def watched(self, resource: Resource, *, from_present: bool = False) -> None:
-        """Wait for a watch of this resource. With ``from_present``, a watch from a future revision does not count."""
+        """Wait until a client watches this resource.
+
+        With ``from_present``, a watch that begins at a future revision does not count.
+        """
 
         def is_watched() -> bool:
             return any(not from_present or one.after_revision <= self.store.revision for one in self._of(resource))
@@ -229,7 +232,7 @@ class ApiServer:
             await self._changed.wait_for(is_watched)
 
     async def asked(self, resource: Resource, *, watch: bool, times: int) -> None:
-        """Wait until a resource has been listed (or watched) this many times."""
+        """Wait until clients have sent this many list requests; if ``watch`` is true, this many watch requests."""
         async with self._changed:
             await self._changed.wait_for(lambda: len(self.queries(resource, watch=watch)) >= times)
 
@@ -289,7 +292,9 @@ class ApiServer:
         if token and version not in {"", "0"}:
             raise StatusError(400, "BadRequest", "specifying resource version is not allowed when using continue")
         self._require_reached(_revision(query))
-        if version not in {"", "0"} and limit and int(version) != self.store.revision:  # the request is for an exact version
+        if (
+            version not in {"", "0"} and limit and int(version) != self.store.revision
+        ):  # with a limit, the request asks for exactly this version
             raise StatusError(410, "Expired", f"The resourceVersion for the provided list is too old: {version}")
         if version == "0":
             limit = 0  # the watch cache has no pages

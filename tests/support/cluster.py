@@ -98,8 +98,8 @@ def service(
 ) -> list[Manifest]:
     """A Service of both families with its EndpointSlices; ``number`` determines the addresses of the Service.
 
-    The Service has one port for each protocol. An endpoint that is given by the name of its pod is ready. ``spec`` has fields by
-    their names in the API, and ``annotations`` has our annotations without their prefix.
+    The Service has one port for each protocol. If an endpoint is a string, the string is the name of a pod, and the endpoint is
+    ready. ``spec`` has fields by their names in the API, and ``annotations`` has our annotations without their prefix.
     """
     ports: list[Manifest] = [{"name": one.lower(), "protocol": one, "port": PORTS[one][0]} for one in protocols]
     for port in ports if node_port else ():
@@ -231,9 +231,12 @@ class Cluster:
         self.wait_until(lambda: self.synced_services > before, "synced")
 
     def settle(self) -> None:
-        """Wait until nothing is left to do. On a busy machine, the device and the rules may be written after the first sync.
+        """Wait until the last sync has left no failed or pending operation, or until ``verify`` finds no problem.
 
-        If an operation seemed to be late, and the next read of the kernel shows its success, no further sync is logged.
+        On a busy machine, the device and the rules may be written after the first sync.
+
+        If an operation seemed to be late, and the next read of the kernel shows its success, no further sync is logged. Then only
+        ``verify`` shows that the kernel has the desired state.
         """
         self.wait_until(
             lambda: " failed=0 pending=0 " in self.logged("event=synced")[-1] or self.run("verify")[0].status == 0, "settled"

@@ -12,7 +12,10 @@ Answer = bytes | OSError
 
 
 class FakeSocket:
-    """``answer`` gets the sent bytes and returns the datagrams and errors to receive."""
+    """A fake netlink socket.
+
+    ``answer`` gets the bytes of each ``send``, and returns the datagrams and errors that the next receive calls yield.
+    """
 
     def __init__(self, answer: Callable[[bytes], Iterable[Answer]], receive_buffer: int = 8 << 20) -> None:
         self._answer = answer

@@ -85,7 +85,8 @@ class Firewalld:
     def reload(self) -> None:
         """Make the daemon write its rules again.
 
-        On a slow kernel, writing the rules takes longer than a message bus waits for an answer.
+        On a slow kernel, writing the rules takes longer than the message bus waits, so ``firewall-cmd`` may get no reply. This
+        error is ignored.
         """
         done = self._command("--reload")
         assert done.returncode == 0 or "Did not receive a reply" in done.stderr, done.stderr

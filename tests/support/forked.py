@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 
 _CLONE_NEWNET = 0x40000000
 _IMPORTED = ("tests.chaos.history", "tests.faults.starts", "tests.support.preloaded")
-"""The modules that are imported before any fork. These modules include the imports of the main modules in ``scripts``, because
-each fork runs the main module again."""
+"""The modules that are imported before any fork. They also import whatever the main modules in ``scripts`` import. Each fork runs
+the main module again, and would otherwise repeat these imports."""
 _context = multiprocessing.get_context("forkserver")
 
 

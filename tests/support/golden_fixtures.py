@@ -55,7 +55,7 @@ class Document:
 
 @functools.cache
 def documents() -> tuple[Document, ...]:
-    """All documents of all scenarios, in their order within each phase."""
+    """All documents of all scenarios. The documents of one phase are in the order in which they must be applied."""
     found = [Document(scenario="00-blog", phase=INITIAL, verb="create", manifest=_KUBERNETES)]
     for path in sorted((GOLDEN / "fixtures").glob("*.yaml")):
         for text in re.split(r"^---\n", path.read_text(), flags=re.MULTILINE):
@@ -81,7 +81,11 @@ def recording(profile: str, name: str) -> Mapping[str, Any]:
 
 
 def desired(profile: str, phase: str) -> Mapping[str, Any]:
-    """The recording of a phase, except that ``mh`` always has its fall-back (docs/differences.md, 70)."""
+    """The recording of a phase. Virtual servers with the flag ``mh-port`` also get ``mh-fallback``.
+
+    docs/differences.md, 70, has the reason.
+
+    """
     recorded = recording(profile, phase)
     rows = {
         row: value | {"flags": _MAGLEV.get(value["flags"], value["flags"])} for row, value in recorded["virtual_servers"].items()

@@ -1,4 +1,8 @@
-"""The program's HTTP answers in the form of the recordings: health, health-check node ports, metrics."""
+"""Reads the program's HTTP answers in the form in which kube-proxy's answers were recorded.
+
+The answers are those of health, health-check node ports and metrics.
+
+"""
 
 import email.message
 import json

@@ -82,7 +82,11 @@ def _name(key: VirtualServerKey) -> str:
 def _scopes(
     states: Sequence[ServiceState], virtual_servers: Mapping[VirtualServerKey, VirtualServer]
 ) -> Iterator[tuple[str, ClusterScope]]:
-    """Each second scope with its name, which is the name of its first address."""
+    """Each scope that has a virtual server by firewall mark, under a name.
+
+    The name contains the first address of the scope instead of the mark.
+
+    """
     for state in states:
         for scope in state.rare.scopes:
             assert all(virtual_servers[key].owner == state.owner for key in scope.virtual_servers)

@@ -71,7 +71,10 @@ class InlineExecutor(concurrent.futures.Executor):
 
 
 class Watcher(summaries.Watcher):
-    """The notifications of the loop. ``queued_s`` and ``syncing_s`` are the times at which the loop sent these notifications."""
+    """The notifications of the loop.
+
+    ``queued_s`` and ``syncing_s`` are the times at which the loop called ``queued`` and ``syncing``.
+    """
 
     def __init__(self) -> None:
         self.queued_s: list[float] = []
@@ -203,7 +206,7 @@ def put(item: ApiObject) -> Put:
 
 
 def listed(kind: ObjectKind, objects: Collection[ApiObject]) -> Listed:
-    """The event that ends a list of this kind, with the objects of this kind."""
+    """The event at the end of a list of this kind. The event has the keys of those ``objects`` that are of this kind."""
     return Listed(kind, frozenset(key_of(item) for item in objects if KINDS[type(item)] is kind))
 
 

@@ -1,8 +1,8 @@
 """Rules of other programs on the same node, in the form in which the other programs write them.
 
 The rules of Docker are the listings that Docker's own tests generate (moby/moby,
-integration/network/bridge/iptablesdoc/generated/usernet-portmap.md and nftablesdoc/generated/usernet-portmap.md): a
-container at 192.0.2.2:80 with the host port 8080.
+integration/network/bridge/iptablesdoc/generated/usernet-portmap.md and nftablesdoc/generated/usernet-portmap.md). In these
+listings, the host port 8080 leads to a container at 192.0.2.2:80.
 
 The rules of kindnet are the rules that kindnet's tests expect (package ``masq`` of kindnet), for the ranges of the lab's pods.
 

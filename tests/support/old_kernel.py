@@ -29,7 +29,7 @@ _HEADER, _NETFILTER_HEADER = fake_netlink.HEADER, 4
 
 
 class OldKernel(NamedTuple):
-    """The answers of one version of Linux.
+    """The answers that a kernel of one Linux version gives to the program.
 
     ``protocols`` has the protocol versions in ipset's answer about its protocol; the key is the number of the attribute. The
     other fields say whether the kernel version has a feature that docs/compatibility.md lists. The revisions of ipset are the
@@ -100,7 +100,7 @@ class OldSocket:
         return len(data)
 
     def _pass(self, whole: bytes) -> bytes:
-        """The bytes of a message in the form that the real kernel gets."""
+        """The bytes of a message, changed so that the real kernel treats the message as the old kernel would."""
         _, kind, _, _, _ = _HEADER.unpack_from(whole)
         if kind == _LIST_CONNECTIONS and not self._kernel.filters_connections:
             return _without(whole, _FILTER)  # nfnetlink_rcv_msg ignores attributes with numbers that it does not know

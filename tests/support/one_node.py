@@ -148,7 +148,10 @@ class OneNode:
         return said
 
     def _answer(self, *words: str) -> str:
-        """Carry out a command of kubectl; return its output. Steps for which docs/migration.md waits are finished at once."""
+        """Carry out a command of kubectl; return its output.
+
+        Commands that wait, such as ``rollout status``, return at once, because each change is complete at once.
+        """
         match words:
             case "get", "configmap", "kube-proxy", "-o", _:
                 return self._config_map.read_text()

@@ -196,7 +196,7 @@ class PageNode(MemoryNode):
             reading.result()
 
     def describing(self, name: ServiceName) -> Generator[None, None, dict[str, Any]]:
-        """The description of a Service after the last sync, in steps, without the connections in the kernel."""
+        """Describes a Service after the last sync, without its connections in the kernel; yields so that other tasks can run."""
         survey = self.engine.survey
         explainer = Explainer(
             survey=survey,

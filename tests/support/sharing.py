@@ -33,7 +33,7 @@ LONGEST = (
 )
 """These long modules are claimed first; otherwise, a process could start one of them when all other processes have ended."""
 _FOUND = pytest.StashKey[list[pytest.Item | pytest.Collector]]()
-"""The modules that were found, or the tests that the command line names."""
+"""The key of the collected nodes in the session's stash: modules, or the tests that the command line names."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,7 +4,7 @@ from ipvsproxy import cli
 from ipvsproxy.daemon.loop import reader
 
 STARTER = ("-m", "tests.support.unpolled_program")
-"""The arguments of Python that run this program."""
+"""The arguments with which Python runs this program."""
 NEVER_S = 3600.0
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Translation compared with recordings of kube-proxy: the same objects, the same node, row by row, without a kernel.
+"""Compares the translation with recordings of kube-proxy for the same objects and the same node, row by row and without a kernel.
 
 Results that need the kernel (sysctls, draining real servers, packets) are tested in ``tests/test_golden.py``, which runs the
 program. Rows that are listed in ``golden/accepted.txt`` may differ.

@@ -56,7 +56,7 @@ def test_rules_before_ipvs_accept_connections_to_service_addresses_and_do_nothin
     ]
 
 
-def test_behind_ipvs_each_set_is_looked_up_by_the_destination_that_the_client_has_chosen() -> None:
+def test_rules_after_ipvs_match_service_sets_by_the_destination_that_the_client_chose() -> None:
     rules = reading.skeleton_of(settings=BY_CLUSTER)
     assert [text.split("-m set ")[-1] for text in reading.texts(rules, "nat", "KUBE-POSTROUTING")] == [
         "--match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE",
@@ -102,9 +102,7 @@ def test_each_address_with_node_ports_has_a_jump_to_the_node_port_chain() -> Non
 
 
 @pytest.mark.parametrize("masquerade_all", [False, True])
-def test_if_pods_are_recognised_by_interface_this_host_needs_a_rule_of_its_own_unless_all_clients_are_masqueraded(
-    *, masquerade_all: bool
-) -> None:
+def test_a_separate_rule_masquerades_this_host_if_a_rule_distinguishes_pods_by_interface(*, masquerade_all: bool) -> None:
     settings = Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0", masquerade_all=masquerade_all)
     of_cluster_ips = "-m set --match-set KUBE-CLUSTER-IP origdst,origdst"
     assert _cluster_rules(dataclasses.replace(settings, backend=Backend.NFTABLES)) == (

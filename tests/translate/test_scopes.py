@@ -1,4 +1,8 @@
-"""Second scopes of external addresses: how a Service gets them, their rules, and the path of a connection through these rules."""
+"""Covers the second scope of external addresses (``--ipvs-traffic-scopes=api``).
+
+The tests show when a Service gets the scope, the scope's rules, and the path of a connection through the rules.
+
+"""
 
 import dataclasses
 from collections.abc import Set as AbstractSet
@@ -75,7 +79,7 @@ OF_THE_CLUSTER = "-s 10.244.0.0/16 -j RETURN"
         (LocalMode.INTERFACE_NAME_PREFIX, "-i cni0+", []),
     ],
 )
-def test_pods_of_this_node_get_a_mark_and_outside_clients_are_dropped_if_there_are_no_local_endpoints(
+def test_outside_clients_are_dropped_if_no_endpoint_is_local_whereas_local_pods_get_a_mark(
     mode: LocalMode, match: str, kept: list[str], backend: Backend
 ) -> None:
     settings = dataclasses.replace(API, detect_local=mode, local_interface="cni0", backend=backend)
@@ -156,7 +160,7 @@ def _trace(
 
 
 UNSURE = builders.node_view()
-"""A node on which no range shows which pods are local."""
+"""A node without an address range that shows which pods are local."""
 
 
 @pytest.mark.parametrize(("address", "port"), [(BALANCER, 80), (builders.NODE_ADDRESS, 30080)])
@@ -190,7 +194,7 @@ def test_rules_of_scopes_contain_only_ranges_of_their_own_family(mode: LocalMode
     assert not any(":" in rule for rules in _chains(settings, pod_networks=own, elsewhere=elsewhere).values() for rule in rules)
 
 
-def test_the_trace_of_a_connection_outside_the_second_scope_does_not_show_the_rules_of_scopes() -> None:
+def test_a_trace_shows_rules_of_scopes_only_if_the_connection_uses_a_second_scope() -> None:
     for client, has_scopes in ((TracedClient.POD, False), (TracedClient.OUTSIDE, True)):
         result = _trace(client, BALANCER, 80, has_scopes=has_scopes)
         assert not result.is_dropped

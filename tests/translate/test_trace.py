@@ -54,7 +54,7 @@ def test_connections_to_a_cluster_ip_are_masqueraded_unless_they_come_from_recog
     ("address", "port", "chain"),
     [(builders.NODE_ADDRESS, 30080, "KUBE-NODE-PORT"), ("192.0.2.80", 80, "KUBE-LOAD-BALANCER"), ("192.0.2.90", 80, "")],
 )
-def test_connections_to_an_exposed_address_are_masqueraded_unless_their_traffic_policy_is_local(
+def test_connections_to_an_exposed_address_are_masqueraded_unless_the_traffic_policy_is_local(
     address: str, port: int, chain: str, protocol: Protocol, *, local: bool
 ) -> None:
     key = builders.frontend(address, port, protocol)

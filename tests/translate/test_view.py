@@ -160,7 +160,7 @@ def test_zone_and_pod_ranges_come_from_the_node_object() -> None:
     assert view.pod_networks == builders.networks("10.244.3.0/24", "fd00:3::/64")
 
 
-def test_addresses_of_other_interfaces_do_not_include_our_device_loopback_and_ipv6_link_local() -> None:
+def test_elsewhere_has_no_addresses_of_our_device_or_of_lo_and_no_ipv6_link_local_addresses() -> None:
     interfaces = {
         "eth0": ["10.1.0.5", "169.254.1.1", "fe80::1", "2001:db8::5"],
         "lo": ["127.0.0.1", "::1"],
@@ -255,7 +255,7 @@ def test_an_address_that_returns_has_a_full_grace_period_when_it_is_lost_again()
     assert back.after([], 25).next_s == 25 + GRACE_S
 
 
-def test_after_a_failed_read_all_addresses_are_kept() -> None:
+def test_all_addresses_are_kept_after_a_failed_read() -> None:
     lost = Lingering().after([ONE], 10).after([], 20).postponed(20 + GRACE_S)
     assert not lost.is_due(20 + GRACE_S)
     assert (list(lost.addresses), lost.next_s) == ([ONE], 20 + 2 * GRACE_S)

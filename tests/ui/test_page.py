@@ -137,7 +137,7 @@ def test_clicking_a_column_heading_sorts_the_services(looking: Look) -> None:
 
 
 def test_a_search_shows_the_services_that_the_node_finds(looking: Look) -> None:
-    """``test_board`` covers by which addresses and ports the node finds a Service."""
+    """``test_board`` tests which addresses and ports a search can contain."""
     page = looking("#/services")
     search = page.get_by_label("Search")
     for query, name in (("service-04321", "team-01/service-04321"), ("10.96.0.80:80", page_scene.WEB)):

@@ -45,7 +45,7 @@ HEADER_BYTES = 8190
 BODY_BYTES = 64
 BACKLOG = 128
 RETRY_S = 5.0
-"""The pause between two attempts to listen on an address; kube-proxy has the same pause."""
+"""The pause in seconds between two attempts to listen on an address; kube-proxy has the same pause."""
 NO_ROOM_S = 0.1
 """If the host has no file descriptor or no memory for a connection, connections are accepted again after this pause."""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)

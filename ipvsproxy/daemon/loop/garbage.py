@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 YOUNG_OBJECTS = 2_000
 """The number of new objects after which the youngest generation of objects is collected.
 
-One change of a large Service creates several times as many objects as Python's default of 700.
+Python's default is 700, but one change of a large Service creates several times as many objects.
 """
 ROUNDS_BETWEEN = 0
 """The number of collections of one generation of objects before the next older generation is also collected.
@@ -32,11 +32,11 @@ _ROUNDS_HAVE_AGES = sys.version_info < (3, 14)
 
 @contextlib.contextmanager
 def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[], None]]:
-    """Inside the ``with`` block, small collections run often.
+    """Makes small garbage collections run often inside the ``with`` block.
 
-    An object that has survived a collection of each generation is frozen (excluded from collections) until a thaw. Yields a
-    function that the caller must call now and then. The yielded function thaws the frozen objects when a thaw is due by ``clock``
-    (in seconds).
+    After each collection of the oldest generation, all surviving objects are frozen (excluded from collections) until a thaw.
+    Yields a function that the caller must call now and then. The yielded function thaws the frozen objects when a thaw is due by
+    ``clock`` (in seconds).
     """
     thawed_s = clock()
 

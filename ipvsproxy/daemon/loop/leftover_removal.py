@@ -245,7 +245,7 @@ class Leftovers:
         self._log_once(place, state, RESISTS if place else OTHER_BACKEND_RESISTS, error=error, hint=hint)
 
     def _take_in_used(self, state: _State, used: Collection[str]) -> None:
-        """Record the sets of the other backend that rules still use."""
+        """Record a failure if rules still use sets of the other backend; otherwise, forget earlier failures."""
         if used:
             self._fail(None, state, f"a rule still uses {', '.join(used)}", USED_SETS_PATIENCE)
         else:

@@ -39,7 +39,7 @@ POLL_INTERVAL_AFTER_FAILURE_S = 10.0
 """The time between two polls while a part cannot be read.
 
 Each poll tries to read unreadable rules again, by starting an iptables program. The processor time of the iptables program is not
-part of the cost of a reading. Audits repeat the whole reading after growing pauses.
+part of the cost of a reading. Audits, which read everything, are repeated after pauses that grow with each failure.
 """
 POLL_SHARE, AUDIT_SHARE = 0.05, 0.1
 """The largest share of one processor that polls of one depth may use, and the largest share that audits may use.

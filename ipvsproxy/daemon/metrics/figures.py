@@ -103,7 +103,7 @@ def growth(before: Sequence[int], now: Sequence[int]) -> Sequence[int]:
 
 
 def forgetting(known: dict[K, Any], *present: Container[K]) -> Generator[None, None, None]:
-    """Remove each entry whose key no collection in ``present`` contains; yields so that other tasks can run."""
+    """Remove each entry of ``known`` whose key is in none of the collections ``present``. Yields so that other tasks can run."""
     gone = yield from steps.choosing(lambda key: not any(key in some for some in present), known)
     yield from steps.each(known.pop, gone)
 

@@ -306,8 +306,8 @@ class Metrics:
         self._counted.families = [one for one in await in_slices(_gathering(counted), self._clock) if one]
         families = (Families([_as_in_go(family)]) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
-        # The metrics page is rendered in the event loop, where other waiting tasks can run after each step. If the page were
-        # rendered in another thread, Python would take longer to switch to the event loop.
+        # The metrics page is rendered in the event loop, where other waiting tasks can run after each step. If another thread
+        # rendered the page, the event loop would wait longer until Python switches to its thread.
         written = (text(one).removesuffix(OPENMETRICS_END) for one in families)
         first = await in_slices(_gathering(written), self._clock)
         traffic = self._traffic.render(openmetrics=is_open) if self._traffic else ()

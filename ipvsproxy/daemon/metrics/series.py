@@ -26,7 +26,7 @@ _SYNC = "kubeproxy_sync_proxy_rules"
 
 
 class Metric(NamedTuple):
-    """One metric. A metric; its series differ in the values of their labels.
+    """One metric. The series of a metric differ in the values of their labels.
 
     ``bounds`` are the upper bounds of a histogram's buckets. ``at_zero`` are the label values of the series that exist from the
     start, with the value zero. ``is_late`` means that the metric is missing on the metrics page until the metric has a value,

@@ -194,7 +194,7 @@ class Traffic:
         self._open = {name: open_connections[name] for name in listed[: self.limit]}
 
     def _adding_drains(self, open_connections: dict[str, ConnectionCounts]) -> Iterator[None]:
-        """Add the last known connections of draining real servers."""
+        """Add the last known connections of draining real servers to ``open_connections``."""
         # Drains may begin and end between two steps.
         drains = self.sources.survey.draining_connections()
         for number, (virtual_server, real_server, connections) in enumerate(drains, 1):

@@ -133,8 +133,8 @@ def use_little_memory() -> None:
     default, glibc raises the threshold for large blocks whenever it frees a large block. With a raised threshold, a dictionary
     that has grown to a hundred thousand Services would leave 13 MB of unused memory.
 
-    All threads share one heap. Python lets only one thread allocate at a time. If each thread had a separate heap, threads could
-    not use the memory that other threads have freed.
+    All threads share one heap. Separate heaps would not be faster, because Python lets only one thread allocate at a time. If
+    each thread had a separate heap, threads could not use the memory that other threads have freed.
     """
     try:
         library = ctypes.CDLL(None)

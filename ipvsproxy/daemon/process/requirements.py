@@ -80,7 +80,7 @@ def end_direct_return(kernel: Kernel) -> bool:
     """Restore what an earlier process has changed for direct return.
 
     If the record of these changes cannot be read, nothing is restored, and the start continues. Returns false if a tunnel device
-    may be up, so that rules must guard the device.
+    may be up; rules must then guard the device.
     """
     try:
         if not parse_record(SysctlDriver().observe([TUNNEL_RECORD]).get(TUNNEL_RECORD, "")):
@@ -133,7 +133,7 @@ async def running_kernel(
     *,
     listen: bool = False,
 ) -> AsyncIterator[KernelThread[NodeKernel]]:
-    """Start the kernel thread after its requirements have been checked.
+    """Check the requirements, then run the kernel thread until the ``async with`` block ends.
 
     ``chosen`` names the drivers to use. All other arguments are passed to ``NodeKernel``; ``on_late_rules`` is called in the
     event loop.

@@ -244,8 +244,8 @@ async def _load_kubeconfig(path: pathlib.Path, configuration: Configuration, plu
 
 
 def _content(path: pathlib.Path) -> dict[str, Any]:
-    # This module reads the file, because messages of the library's own reader and of the YAML parser may contain lines with
-    # secrets.
+    # The library must not read the file, and messages of the YAML parser are not passed on, because the messages of both may
+    # contain lines with secrets.
     try:
         content: Any = yaml.safe_load(path.read_text())
     except yaml.MarkedYAMLError as error:

@@ -163,7 +163,7 @@ class Manifests:
         return events
 
     def unknown(self) -> list[str]:
-        """The unreadable parts whose objects cannot be identified, and the reasons why these parts could not be read."""
+        """One text for each unreadable part whose object cannot be identified: the place and the reason."""
         return [f"{event.where}: {event.reason}" for event in self._rejected() if event.key is None]
 
     def listed(self) -> list[Event]:

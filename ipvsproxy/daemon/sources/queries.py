@@ -15,8 +15,8 @@ ANY_VERSION, LATEST = "0", ""
 class Resource(NamedTuple):
     """The URL path of the objects of one kind, and the selectors for the objects that this node needs.
 
-    For a kind without namespaces, ``cluster_object`` is a name for a query for one object; an object with this name does not have
-    to exist.
+    ``cluster_object`` is set only for a kind without namespaces. It is the name of the object that ``probe_query`` asks for; this
+    object does not have to exist.
     """
 
     path: str

@@ -15,8 +15,9 @@ Rule 5: no request is repeated immediately, except after the regular end of a wa
 again at a random time within ``BROKEN_WATCH_SPREAD_S``, because the restart of an API server breaks the watches of all nodes.
 Rule 6: lists are read from the watch cache of the server. The first list requests version 0, so the list may be old. Each later
 list requests the last version that the reflector has read (even in an incomplete list) or a newer version. A list of the latest
-state would need a quorum read of etcd. The latest state is requested only if the server cannot list from the reflector's version
-on, or while a list is in doubt. A watch cache that lags behind cannot confirm a list that came from the same cache.
+state would need a quorum read of etcd. The reflector requests the latest state only if the server cannot give a list that is as
+new as the reflector's version, or while a list is in doubt. A watch cache that lags behind cannot confirm a list that came from
+the same cache.
 
 The protocol is described on the page "Kubernetes API Concepts". Where the reflector of client-go has an interval or a limit, this
 module uses the same value.
@@ -66,7 +67,7 @@ LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED, Troub
 
 
 class LineBuffer:
-    """Joins chunks of data to complete lines."""
+    """Collects chunks of data, and returns the lines that each chunk completes."""
 
     def __init__(self, longest_bytes: int = LONGEST_LINE_BYTES) -> None:
         self.pending = bytearray()

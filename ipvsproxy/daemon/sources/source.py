@@ -144,8 +144,8 @@ class Source(Protocol):
 async def make(config: Config, on_request: OnRequest = lambda *_: None) -> Source:
     """Create the configured source; a source that is an API server calls ``on_request`` after each request.
 
-    The source's module is imported in this function, because a process needs only one source, and the client library takes 90 ms
-    (600 on the test kernel).
+    This function imports the module of the configured source, because a process needs only one source. Importing the client
+    library takes 90 ms (600 ms on the test kernel).
 
     Raises:
         CannotStartError: the configured source cannot work.

@@ -183,7 +183,10 @@ class KubernetesSource(source.Source):
             self._messages.forget()
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        """As ``WatchObserver``. A problem is logged once, and again every few minutes, but not for each kind and attempt."""
+        """Implements the method of ``WatchObserver``.
+
+        The same error is logged at once, and then only every few minutes, for all kinds and attempts together.
+        """
         message = credentials.one_line(str(error))
         event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}
         hint = HINTS.get(error.trouble)

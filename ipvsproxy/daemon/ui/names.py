@@ -28,8 +28,7 @@ MOST_AT_ONCE, MOST = 8, 32
 """The largest number of Services whose names one answer contains, and the largest number of Services whose names are kept.
 The second number is larger, so that several viewers do not evict each other's names."""
 MOST_FORMER = 1000
-"""The largest number of former endpoints whose names are kept, because the names are needed for draining endpoints and for
-events."""
+"""The largest number of former endpoints whose names are kept. Draining endpoints and events are shown with these names."""
 ReadTargets = Callable[[ServiceName], Awaitable[Targets]]
 """Reads the pods behind the endpoints of a Service. Raises ApiError."""
 
@@ -50,7 +49,7 @@ class _SliceReading:
 
 
 class Names:
-    """Reads the names of pods, and stores the names for the Services at which a viewer has looked last."""
+    """Reads the names of pods. Keeps only the names of pods behind the Services that viewers have looked at last."""
 
     def __init__(self, read: ReadTargets, store: Store, clock: Callable[[], float]) -> None:
         self._read = read

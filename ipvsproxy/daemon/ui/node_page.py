@@ -25,8 +25,8 @@ LENGTH_S = 900.0
 POINTS = 450
 """The largest number of points in the history; one point is added every two seconds."""
 SHORT_S = 5.0
-"""Two successive intervals that are shorter than this time are merged, because the kernel adds up its counters every two
-seconds."""
+"""If the last two intervals together are shorter than this time in seconds, the rates cover both intervals, because the kernel
+adds up its counters only every two seconds."""
 
 
 class Point(msgspec.Struct, frozen=True, gc=False, array_like=True, rename="camel"):
@@ -274,8 +274,8 @@ class EventLog:
     def synced(self, summary: SyncSummary, at_s: float, endpoints: Sequence[Document] = (), more: int = 0) -> None:
         """Called when a sync has ended.
 
-        ``endpoints`` are the changes of this sync that ``endpoint_changes`` describes, and ``more`` is the number of further
-        changed endpoints.
+        ``endpoints`` are changes of endpoints by this sync, as ``endpoint_changes.describe`` returns them. ``more`` is the number
+        of further changed endpoints.
         """
         report, names = summary.report, summary.changes.services
         self.syncs.appendleft(_sync(summary, at_s))

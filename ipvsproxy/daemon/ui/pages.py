@@ -174,7 +174,7 @@ class Pages:
             return Answer(200, msgspec.json.encode(await describe(request.query)), {**HEADERS, "Content-Type": _JSON})
 
     def _services_to_name(self, part: str, query: Mapping[str, str]) -> Sequence[ServiceName]:
-        """The Services for which the answer to a request needs the names of pods."""
+        """The Services whose pods the answer to a request must name."""
         if part == "service":
             name = ServiceName(*query.get("name", "").partition("/")[::2])
             return [name] if name in self.sources.store.services else []
@@ -295,7 +295,7 @@ class Pages:
 
 
 def _without_names(events: Iterable[Mapping[str, Any]]) -> list[ServiceName]:
-    """The Services of the endpoints that appear in the events without the name of a pod."""
+    """Finds the endpoints in the events that have no pod name, and returns the Services of these endpoints."""
     endpoints = (one for event in events for one in event["endpoints"])
     return [ServiceName(*one["service"].split("/", 1)) for one in endpoints if one["service"] and not one["target"]]
 

@@ -50,7 +50,7 @@ addresses. If each attempt at a dump lost an answer, each later dump gets only o
 attempts for each dump, reading 34 sets would take half a minute.
 """
 UNANSWERED = -1
-"""The value in place of an error number if the answer was lost; whether the change is in force is then unknown."""
+"""The value in place of an error number if the kernel's answer was lost. It is then unknown whether the change is in force."""
 
 REQUEST = 0x1
 ACKNOWLEDGE = 0x4

@@ -20,7 +20,7 @@ TEXT_LIMIT = 240
 """The length of the longest text that a rule may carry. The kernel's limit is 256 bytes for the text, its NUL, the fingerprint,
 and two headers."""
 FINGERPRINT_SIZE = 8
-"""The bytes of a rule's fingerprint."""
+"""The size of a rule's fingerprint in bytes."""
 COMMENT_LIMIT = 128
 """The length of the longest comment that ``nft`` accepts, including the NUL (NFTNL_UDATA_COMMENT_MAXLEN in libnftnl).
 

@@ -1,4 +1,6 @@
-"""Imports single modules of a package; the package itself is not executed, because its code would import all of its modules.
+"""Imports single modules of a package, without the package's ``__init__.py``.
+
+The ``__init__.py`` would import all modules of the package.
 
 A package can be in ``sys.modules`` although its code has not been executed; single modules of such a package can be imported in
 the usual manner.

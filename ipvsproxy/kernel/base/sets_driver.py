@@ -231,7 +231,7 @@ def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEn
 
 
 def parameters(ip_set: IpSet) -> tuple[str, Family | None, int]:
-    """The type, the family and the capacity of one of our sets, with the values that an ``ObservedSet`` has for them."""
+    """The type, the family and the capacity of one of our sets, in the form in which an ``ObservedSet`` has them."""
     if ip_set.type is SetType.PORT:
         return ip_set.type, None, 0
     return ip_set.type, ip_set.family, SET_CAPACITY

@@ -26,7 +26,7 @@ LARGEST = 1 << 24
 
 _OWN_ERRORS, _TYPE_SPECIFIC = 4096, 4352
 IN_USE = 4100
-"""The error if a set cannot be removed because a rule uses it (IPSET_ERR_BUSY)."""
+"""The kernel's error number if a set cannot be removed because a rule uses it (IPSET_ERR_BUSY)."""
 
 _MEANINGS: Mapping[int, str] = {
     errno.ENOENT: "the set does not exist",

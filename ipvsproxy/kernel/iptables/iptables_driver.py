@@ -30,12 +30,12 @@ LOCK_WAIT_S = 5
 COMMANDS: Mapping[Family, str] = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 """The program of each family, in the default variant of this host.
 
-With -save or -restore appended, these are the names of the programs that read and write all rules.
+The programs that read and write all rules have the same names with -save or -restore appended.
 """
 
 _LOCK_WAIT_VERSION = (1, 4, 22)
 _RESTORE_VERSION = (1, 6, 2)
-"""The first version whose MASQUERADE has ``--random-fully``, and whose iptables-restore has ``-w``."""
+"""The first version of iptables that has ``--random-fully`` for MASQUERADE, and ``-w`` for iptables-restore."""
 _ALWAYS_USED = frozenset({"nat", "filter"})
 """The tables in which every skeleton has rules."""
 _TRIED_CHAIN = "KUBE-IPVS-CANARY"  # kube-proxy's canary chains have other names, and must not be removed
@@ -218,7 +218,7 @@ class IptablesDriver:
         )
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """All rules, of ipvsproxy or another program, whose line in the output of iptables-save contains the given text.
+        """All rules, of any program, whose line in the output of iptables-save contains the given text.
 
         A family whose rules cannot be read is skipped.
         """
@@ -329,7 +329,7 @@ def describe_hidden(tables: Collection[str]) -> str:
 
 
 def _with_jumps(skeleton: Skeleton) -> Listing:
-    """The listing of the built-in chains that iptables is expected to show after the given skeleton has been written."""
+    """A substitute for the output of iptables: the skeleton's chains without their rules, and one copy of each jump."""
     return Listing(chains=dict.fromkeys(skeleton.chains, ()), jumps=dict.fromkeys(skeleton.jumps, 1), foreign_jumps={})
 
 

@@ -5,9 +5,9 @@ have counts as clean.
 Rule 2: if the fingerprint is the same as before, no rule has changed, so no program of iptables is run.
 Rule 3: reading rules creates no table and loads no module. There is one exception: nf_tables may be loaded once if this host's
 module files are not visible. Rule 4: a program of iptables reads nf_tables only if the kernel has a chain that may contain
-leftover rules, or if the chains cannot be read. Rule 5: if our rules are in nftables, each rule of iptables that has one of our
-names is a leftover. Rule 6: no rule is removed if the variant of the program in PATH has changed since ipvsproxy started, because
-our rules will move to the new variant.
+leftover rules, or if the chains cannot be read. Rule 5: if our rules are in nftables, iptables chains with the names of our
+chains, and our jumps to these chains, are leftovers. Rule 6: no rule is removed if the variant of the program in PATH has changed
+since ipvsproxy started, because our rules will move to the new variant.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ class LeftoverRules:
         The result has the variant in use, and each installed variant. If our rules are in nftables, the result has each installed
         variant, and the variant of the program named ``iptables`` in PATH.
 
-        ``programs`` are the iptables programs of the given ``commands``.
+        ``programs`` has the iptables program of each family; ``__init__`` got the names of these programs as ``commands``.
         """
         if self._backend is not Backend.IPTABLES:
             return tuple(

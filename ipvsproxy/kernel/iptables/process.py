@@ -20,8 +20,8 @@ is needed.
 NET_ADMIN, NET_RAW = 12, 13
 """The bits of capability sets (include/uapi/linux/capability.h)."""
 TIMEOUT_S = 60
-"""The longest time for which an iptables program may run. The wait for the lock of iptables is shorter, so only a program that
-hangs runs for this time."""
+"""The longest time for which an iptables program may run. iptables waits a shorter time for its lock, so only a program that
+hangs reaches this limit."""
 
 
 def capabilities(proc: pathlib.Path = pathlib.Path("/proc")) -> int:

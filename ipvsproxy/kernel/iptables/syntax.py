@@ -140,10 +140,10 @@ def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump]
     """The input of ``iptables-restore --noflush`` that programs a skeleton.
 
     The input declares every chain, and then appends all rules of the chain; the declaration empties the chain. Chains and jumps
-    in ``listing`` that are not in the skeleton are removed. A chain to which another program's rule jumps is emptied instead of
-    removed. Absent jumps are inserted one after the other at the top of their chain, so the skeleton's last jump is on top, as in
-    kube-proxy. A jump that is present keeps its position. If a jump exists more than once, only the last copy is kept, which is
-    the oldest copy. Jumps in ``moved`` are inserted at the top of their chain again.
+    in ``listing`` that are not in the skeleton are removed. If a rule of another program jumps to such a chain, the chain is
+    emptied instead of removed. Absent jumps are inserted one after the other at the top of their chain, so the skeleton's last
+    jump is on top, as in kube-proxy. A jump that is present keeps its position. If a jump exists more than once, only the last
+    copy is kept, which is the oldest copy. Jumps in ``moved`` are inserted at the top of their chain again.
     """
     lines: list[str] = []
     gone = [key for key in listing.chains if key not in skeleton.chains]

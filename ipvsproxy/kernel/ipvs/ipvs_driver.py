@@ -93,8 +93,8 @@ class IpvsDriver:
         """Reads the whole IPVS table in parts; other methods may be called between two parts.
 
         If another method writes a virtual server between two parts, the next poll reads the virtual server again. A part has None
-        for a virtual server that no longer exists. If the module of IPVS has been loaded again, later operations use the number
-        of the new module.
+        for a virtual server that no longer exists. If the IPVS module has been loaded again, its netlink family has a new number,
+        and later operations use this number.
 
         Raises:
             KernelError: a part of the table could not be read. The parts of the table that were returned before the error are
@@ -271,7 +271,10 @@ class IpvsDriver:
         return failed
 
     def _send(self, messages: Sequence[bytes], numbers: Sequence[int], failed: dict[int, ipvs_operations.Failure]) -> None:
-        """Send messages about the objects with the given numbers, and record the failures of the messages."""
+        """Send the messages, and record each failure in ``failed``.
+
+        ``numbers`` has, for each message, the number of its object.
+        """
         for index, number in sorted(self._channel.run_all(messages).items()):
             failed.setdefault(numbers[index], ipvs_operations.Failure(number))
 

@@ -34,7 +34,6 @@ _ALL_FLAGS = 0xFFFFFFFF
 _ALL_ONES = 0xFFFFFFFF
 _MASQUERADE, _TUNNEL = 0, 2
 """Forwarding methods (IP_VS_CONN_F_MASQ, IP_VS_CONN_F_TUNNEL); the kernel's default type of tunnel is IP in IP."""
-"""The IP family of an address, by the address's size."""
 _U16 = (0, 0xFFFF)
 _U32 = (0, 0xFFFFFFFF)
 _DESTINATION_COMMANDS: Mapping[Verb, int] = {

@@ -48,7 +48,7 @@ _EXPECTED: Mapping[Verb, Collection[int]] = {
     Verb.ADD: (errno.EEXIST,),
     Verb.REMOVE: (errno.EADDRNOTAVAIL, errno.ENXIO, errno.ENODEV),
 }
-"""The errors for an address that is already present, or already gone."""
+"""The error numbers that mean that an address to add is already present, or that an address to remove is already gone."""
 
 
 class ObservedAddresses(NamedTuple):
@@ -200,7 +200,7 @@ class AddressDriver:
     def _empty_device(self, operations: Sequence[Operation], observed: AbstractSet[Address]) -> Mapping[Operation, Outcome]:
         """Remove all addresses of the device; ``observed`` are the present addresses of the device.
 
-        Returns the outcomes that ``_apply_addresses`` would return.
+        Returns the same outcomes as if ``_apply_addresses`` had removed the addresses one by one.
         """
         device = Device(self._device)
         for verb in (Verb.REMOVE, Verb.ADD):

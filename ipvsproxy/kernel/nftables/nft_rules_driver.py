@@ -308,7 +308,7 @@ class NftRulesDriver:
         return [nft_rule.chain_name(family, *key) for key in (*self._bases(), *self._chains)]
 
     def listing(self) -> TableListing:
-        """Our table, as read within one generation.
+        """The content of our table; the generation of nf_tables did not change while the table was read.
 
         Raises:
             KernelError: our table could not be read, or tables changed during each attempt.
@@ -367,7 +367,7 @@ def _fingerprint(rules: Iterable[_Expressions]) -> bytes:
 
 
 def _encode(rule: Rule, name: str, expanded: Sequence[nft_rule.Expressions], family: Family) -> Iterator[bytes]:
-    """The messages that append all nf_tables rules for one rule to a chain."""
+    """The messages that append a ``Rule`` to a chain, as one or more nf_tables rules."""
     fingerprint = _fingerprint(map(_as_printed, expanded))
     return (nft.rule(name, expressions, render(rule, family), fingerprint) for expressions in expanded)
 

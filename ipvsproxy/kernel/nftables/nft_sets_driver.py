@@ -279,8 +279,8 @@ def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tupl
 def message_of(verb: Verb, entries: Sequence[EncodedEntry]) -> bytes:
     """One message about entries of one set.
 
-    The kernel refuses an entry that assigns a mark while the set has an entry with the same key, because the masks of the two
-    entries may differ.
+    For a set that gives marks, the kernel refuses to add an entry whose key is already in the set, because the old entry may have
+    a different mask.
     """
     ip_set = IP_SETS[entries[0].entry.set]
     encoded = b"".join(one.encoded for one in entries)

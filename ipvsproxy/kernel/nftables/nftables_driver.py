@@ -70,12 +70,12 @@ class NftDriver:
         return outcomes
 
     def _replace_unlike(self, operations: Sequence[Operation]) -> None:
-        """Replace each existing set that has the same name as a set to be created, but different parameters.
+        """Replace each existing set whose name equals the name of a set to be created, if the two sets have different parameters.
 
-        Another version of ipvsproxy, or a file that nft loaded, created these sets. A set cannot be removed while a rule uses the
-        set, so the transaction that replaces a set also writes the rules of the set's family. The transaction writes the desired
-        rules if the operations contain rules, and otherwise the present rules. If the transaction fails, the later attempt to
-        create the set reports the reason.
+        The existing set was created by another version of ipvsproxy, or by a file that nft loaded. A set cannot be removed while
+        a rule uses the set, so the transaction that replaces a set also writes the rules of the set's family. The transaction
+        writes the desired rules if the operations contain rules, and otherwise the present rules. If the transaction fails, the
+        later attempt to create the set reports the reason.
         """
         created = [item for verb, item in operations if isinstance(item, IpSet) and verb is not Verb.REMOVE]
         if not created:

@@ -198,7 +198,7 @@ class ReconciledKind(Generic[K, V, W]):
         return item.key
 
     def take_in(self, _observed: Observation) -> Iterator[None]:
-        """Records the objects of the kind that a reading has found; yields after each piece of work.
+        """Records what a reading has found about objects of this kind; yields after each piece of work.
 
         The tables keep the values of objects that were not read, or could not be read.
         """

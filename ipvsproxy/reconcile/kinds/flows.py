@@ -1,9 +1,9 @@
 """The kind of tracked flows.
 
 When a Service changes, its flows are cleaned: tracked flows to undesired real servers are deleted. Desired and observed flows are
-never compared, because the absence of a flow in the kernel proves nothing. Rule: flows are cleaned after the kernel has stopped
-using the real servers that the flows must leave. If flows were cleaned earlier, a flow that begins after the cleaning could get
-an undesired real server, and would keep that real server.
+never compared, because the absence of a flow in the kernel proves nothing. Rule: a flow is cleaned only after the kernel has
+stopped using the real servers that must no longer answer the flow. If flows were cleaned earlier, a flow that begins after the
+cleaning could get an undesired real server, and would keep that real server.
 """
 
 import dataclasses

@@ -22,7 +22,8 @@ STRANGE_SHOWN = 5
 class Sysctls(ReconciledKind[str, Sysctl, str]):
     """Kernel settings. After a failed write, a setting is not written again until its desired or observed value changes.
 
-    Settings that let packets in by tunnel wait for the rules that drop packets from tunnels of unknown senders.
+    A setting that lets in tunnel packets is written only while the kernel has rules that drop tunnel packets from unknown
+    senders.
     """
 
     classes: ClassVar[tuple[type, ...]] = (Sysctl,)
@@ -126,7 +127,10 @@ class Devices(PresenceKind[Device]):
 
 
 class Rules(ReconciledKind[Family, Skeleton, ObservedSkeleton]):
-    """The rules: one object for each family. Writing the rules of a family also removes the rules that are no longer needed."""
+    """The rules of ipvsproxy; all rules of one IP family together are one object.
+
+    Writing the rules of a family also removes the rules that are no longer needed.
+    """
 
     classes: ClassVar[tuple[type, ...]] = (Skeleton,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.RULES}

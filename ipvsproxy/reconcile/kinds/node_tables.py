@@ -1,6 +1,6 @@
 """All tables of the node, and the code that puts desired state into the tables.
 
-Rule 1: a Service's desired state replaces its former desired state as a whole.
+Rule 1: a new desired state of a Service replaces the whole former desired state of the Service.
 Rule 2: a set entry describes a virtual server, so only the Service that owns the virtual server desires the set entry (see
 ``ownership``).
 Rule 3: a rule is desired while the set that it names has an entry, or while a virtual server needs the rule. A rule is added
@@ -112,8 +112,8 @@ class NodeTables:
         self.health_checks: Table[HealthCheckPort, HealthCheck, bool] = Table(
             lambda check: check.owner, lambda _desired, _observed: False, always
         )
-        """The desired health-check node ports. Only the desired side of this table is used, because a listener is not a kernel
-        object, so the table is never in ``unequal``."""
+        """The desired health-check node ports. The table has no observed values, because a listener is not a kernel object.
+        Therefore the table is never in ``unequal``."""
         self.scopes = Scopes(self.virtual_servers, self.entries, self.sets, self.putting)
         """Second scopes of external addresses."""
         self.slow_starts = SlowStarts(self.virtual_servers, self._putting)

@@ -5,8 +5,9 @@ Rule 2: real servers are added only after the undesired entry that exempts their
 ``set_kinds.py``).
 Rule 3: a virtual server by firewall mark is added only when the kernel has the set entry that is its witness. A virtual server by
 firewall mark gets its real servers in a later plan, after the kernel has added the virtual server. If another program makes a
-virtual server by the same firewall mark in the meantime, ipvsproxy does not change that virtual server. The virtual server of a
-mark does not change while an undesired entry gives the mark to packets, because these packets may be for another Service.
+virtual server by the same firewall mark in the meantime, ipvsproxy does not change that virtual server. While an undesired set
+entry gives a mark to packets, ipvsproxy does not change the virtual server of this mark, because the packets may be for another
+Service.
 """
 
 import errno
@@ -87,8 +88,8 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         self._now = now
         self._added: set[VirtualServerKey] = set()
         self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
-        """The keys of the virtual servers to compare with their desired state after the plan. The value is a separate copy of the
-        observed weights if the plan has changed single weights; otherwise None."""
+        """The keys are the virtual servers that the plan has changed. After the plan, they are compared with their desired state.
+        The value is a separate copy of the observed weights if the plan has changed single weights; otherwise None."""
         self.gone_with = 0
         """The number of real servers that this plan has removed together with their virtual server."""
 

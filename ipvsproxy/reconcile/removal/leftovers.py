@@ -86,7 +86,7 @@ class LeftoverScope:
         return self.is_left(key) or any(key == (jump.table, jump.target) for jump in JUMPS)
 
     def is_left(self, key: ChainKey) -> bool:
-        """Whether a chain is a leftover."""
+        """Whether a chain belongs to kube-proxy's iptables mode, or to ipvsproxy in an unused variant of iptables."""
         return key in self.unused or is_of_iptables_mode(key)
 
 
@@ -128,7 +128,7 @@ class _Removed(NamedTuple):
 
 
 class Returns:
-    """The removals of leftover rules at each place; the record shows whether rules come back.
+    """Records the removals of leftover rules at each place, and shows whether removed rules come back.
 
     A place is any hashable value that identifies where the rules are.
     """
@@ -173,7 +173,7 @@ def removal_of_table(table: NftTable | None) -> Removal:
 
 
 def why_foreign(table: NftTable) -> str:
-    """The reason why a table with the name of kube-proxy's table is not kube-proxy's; empty if the table is kube-proxy's."""
+    """The reason why a table is not kube-proxy's although it has the same name; empty if the table is kube-proxy's."""
     if table.comment not in ("", TABLE_COMMENT):
         return f"its comment is {table.comment!r}"
     for name, (kind, hook) in _BASE_CHAINS.items():

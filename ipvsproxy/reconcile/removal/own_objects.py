@@ -70,8 +70,8 @@ def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -
 
     The objects that kube-proxy knows, and their connections, are left to kube-proxy. The objects that kube-proxy knows are
     virtual servers with an address, ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. The caller limits
-    the rules in ``todo`` by the skeletons that it passes to ``plan``. A service address that is local by a route becomes an
-    address of ``kube-ipvs0``.
+    the rules in ``todo`` by the skeletons that it passes to ``plan``. If only a local route makes a service address local, the
+    address is added to ``kube-ipvs0``.
     """
 
     def goes(operation: Operation) -> bool:

@@ -1,4 +1,4 @@
-"""Derives the second scopes of external addresses from the desired state of Services.
+"""Derives second scopes (docs/scopes.md): through them, this node's clients reach more endpoints of external addresses.
 
 Virtual servers by firewall mark, and the set entries that mark packets, are derived from a Service's desired state.
 
@@ -18,9 +18,10 @@ Rule 5: a Service port has one mark for all of its external addresses in both fa
 Service port has two marks, one for each of the two ways in which its packets arrive.
 Rule 6: marks are given in the order in which Service ports request marks. If there are more Service ports than marks, the Service
 ports that requested a mark last must wait. A waiting Service port has only one scope, as with kube-proxy. Service ports first get
-the marks that were never in use, and only then the marks that were given back. Rule 7: a mark that an object of any program in
-the kernel still uses is not given to another Service port. Rule 8: the largest marks are given first. Other programs usually
-number their marks from 1, and a packet with another program's mark must not reach a virtual server of ipvsproxy.
+the marks that were never in use, and only then the marks that were given back. Rule 7: a mark is not given to another Service
+port while an object in the kernel still uses the mark. The object may belong to any program. Rule 8: the largest marks are given
+first. Other programs usually number their marks from 1, and a packet with another program's mark must not reach a virtual server
+of ipvsproxy.
 """
 
 import dataclasses
@@ -272,8 +273,8 @@ class Scopes:
     def _recalled(self) -> Iterable[tuple[MarkedPort, int]]:
         """Pairs of a Service port and a mark that set entries in the kernel give to packets of the port.
 
-        Pairs of port and mark are ordered by the number of their entries, the largest number first. Among pairs with equally many
-        entries, the pair whose mark has fewer entries of other ports comes first.
+        Pairs of port and mark are ordered by the number of their entries, the largest number first. If two pairs have equally
+        many entries, the pair whose mark has fewer entries in total comes first.
         """
         marks = {
             (ip_set.kind, ownership.virtual_server_of(entry)): entry.mark
@@ -375,7 +376,7 @@ class Scopes:
 
 
 def _ports(state: ServiceState) -> Mapping[MarkedPort, list[ClusterScope]]:
-    """The ports of a Service that have second scopes, each with its scopes in both families."""
+    """Maps each port of the Service that has second scopes to these scopes in both families."""
     ports: dict[MarkedPort, list[ClusterScope]] = {}
     for scope in state.rare.scopes:
         ports.setdefault(_port(state, scope), []).append(scope)

@@ -175,7 +175,10 @@ class Table(Generic[K, V, W]):
         return None if desired is None else self._owner_of(desired)
 
     def desires(self, key: K) -> Sequence[V]:
-        """The values that owners desire for a key; the owner of the first value has the key."""
+        """The values that owners desire for a key.
+
+        The owner of the first value has the key; the other owners wait for the key.
+        """
         waiting = self._waiting.get(key)
         return (*filter(None, [self.desired.get(key)]), *((value for _, value in waiting.turns) if waiting else ()))
 
@@ -364,7 +367,10 @@ class PresenceTable(Table[K, Owner, bool]):
     """A table in which the desired value of a key is the owner of the key."""
 
     def __init__(self, is_protected: Callable[[K], bool], unequal: dict[Table[Any, Any, Any], None] | None = None) -> None:
-        """A key for which ``is_protected`` is true is never removed. ``unequal`` has the same meaning as in ``Table``."""
+        """A key is never removed while ``is_protected`` returns true for the key.
+
+        ``unequal`` has the same meaning as in ``Table``.
+        """
         super().__init__(lambda owner: owner, lambda _desired, _observed: False, is_protected, unequal)
 
     def _make_observed(self) -> "Present[K]":

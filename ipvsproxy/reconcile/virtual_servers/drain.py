@@ -62,7 +62,7 @@ class Drains:
 
     @property
     def waiting(self) -> int:
-        """The number of drains that wait for capacity on the kernel's list."""
+        """The number of drains without connections that wait until the kernel's list of removed real servers has room."""
         return len(self._waiting)
 
     @property
@@ -113,7 +113,7 @@ class Drains:
         return drain in self._over if drain else None
 
     def release(self, room: int) -> Collection[VirtualServerKey]:
-        """End a number of waiting drains, so that their real servers may be removed.
+        """End at most ``room`` waiting drains, so that their real servers may be removed.
 
         The method begins with the drains that have waited for the longest time. Returns the virtual servers of the drains that
         are over now.
@@ -157,8 +157,8 @@ class Drains:
 
         Returns the real servers whose drain is over now. ``counts`` is None if the connections could not be read. A real server
         that is missing from ``counts`` is no longer in the kernel, and therefore has no connections. ``deadline_s`` is the time
-        in seconds for which connections may last. Up to ``may_wait`` real servers without connections wait until ``release`` is
-        called, even after the deadline.
+        in seconds after which a drain is over although its real server still has connections. Up to ``may_wait`` real servers
+        without connections wait until ``release`` is called, even after the deadline.
         """
         drains = self.of(key)
         waiting = sum(drain in self._waiting for drain in drains.values())

@@ -96,10 +96,11 @@ def owned_virtual_servers(
     """Returns a function that decides from the other observed objects whether a virtual server belongs to ipvsproxy.
 
     ``local`` are the addresses on ``kube-ipvs0`` and the addresses to which ipvsproxy's local routes lead. ``host_addresses`` are
-    the addresses of this host on interfaces other than ``kube-ipvs0``. If ipvsproxy's set has a node port, the virtual server of
-    that port belongs to ipvsproxy on each host address in ``node_port_ranges``. Loopback addresses never count as such host
-    addresses, and IPv6 link-local addresses do not count in a range of all addresses. ``left_behind`` has all observed virtual
-    servers if a virtual server on an address without node ports may belong to ipvsproxy; otherwise ``left_behind`` is empty.
+    the addresses of this host on interfaces other than ``kube-ipvs0``. If ipvsproxy's set contains a node port, the virtual
+    servers of this port on the host addresses in ``node_port_ranges`` belong to ipvsproxy. Loopback addresses never count as such
+    host addresses, and IPv6 link-local addresses do not count in a range of all addresses. ``left_behind`` has all observed
+    virtual servers if a virtual server on an address without node ports may belong to ipvsproxy; otherwise ``left_behind`` is
+    empty.
     """
 
     def serves(address: Address) -> bool:
@@ -140,7 +141,7 @@ def owned_virtual_servers(
 
 
 def _shape(key: VirtualServerKey, observed: ObservedVirtualServer) -> object:
-    """The properties that a Service port's virtual servers share on all addresses."""
+    """The properties that all virtual servers of one Service port share, on all addresses of one IP family."""
     return key.protocol, key.address.family, observed.settings, frozenset(observed.real_servers)
 
 
@@ -196,7 +197,7 @@ def named_by(entry: SetEntry) -> Named:
 
 
 class Witnesses:
-    """The addresses and set entries that must stay because they are witnesses of an observed virtual server."""
+    """The addresses and set entries that must stay, because they show that an observed virtual server belongs to ipvsproxy."""
 
     def __init__(self, going: Iterable[VirtualServerKey]) -> None:
         """``going`` has the observed virtual servers that are no longer desired."""

@@ -138,7 +138,7 @@ def _cluster_addresses(spec: schema.ServiceSpec, skipped: list[Skipped]) -> tupl
 
 
 def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Address]) -> Iterable[Skipped]:
-    """Skips addresses of families in which the Service has no cluster IP.
+    """Yields a ``Skipped`` for each address of an IP family in which the Service has no cluster IP.
 
     Like kube-proxy, ipvsproxy serves an IP family only if the Service has a cluster IP of this family.
     """

@@ -33,7 +33,7 @@ class ObjectMetadata(Metadata, frozen=True):
 
 
 class AnyObject(Schema, frozen=True):
-    """An object that breaks the schema of its kind, so that only its name is read."""
+    """An object that may break the schema of its kind. Only its API version, kind and metadata are read."""
 
     api_version: str | None = None
     kind: str | None = None

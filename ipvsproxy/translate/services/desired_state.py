@@ -61,7 +61,11 @@ def translating(
 
 
 class Translation:
-    """Builds the desired state of a Service family by family: call ``adding``, then read the result from ``state``."""
+    """Builds the desired state of a Service, one IP family after the other.
+
+    Call ``adding``, then read the result from ``state``.
+
+    """
 
     def __init__(self, service: Service, view: NodeView, settings: Settings, *, remembered: bool = False) -> None:
         owner = Owner(service.created_s, service.name)
@@ -320,7 +324,7 @@ class Translation:
             self.refused.append(key)
 
     def _add_flows(self, port: ServicePort, endpoints: Endpoints) -> None:
-        """Add the tracked flows of a port; these flows must be cleaned, because a flow outlives its endpoint.
+        """Add the port's flows. Tracked flows to removed endpoints must be cleaned, because a flow outlives its endpoint.
 
         If no endpoint serves, the flows are not cleaned.
         """

@@ -17,8 +17,8 @@ from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights
 from ipvsproxy.model.service import Conditions, EndpointSlice, ServicePort
 
 Endpoints = Mapping[bytes, Conditions]
-"""The conditions of each endpoint of a service port; the key has the bytes of the real server's key. Each address occurs only
-once."""
+"""Maps each endpoint of a service port to its conditions. The key of the mapping is the endpoint's ``RealServerKey``, as plain
+bytes. Each address occurs only once."""
 SlicesByPort = Mapping[tuple[str, Protocol], Sequence[tuple[EndpointSlice, int]]]
 """The EndpointSlices that have a port, each with the number of the port in the slice; the key is the port's name and protocol."""
 
@@ -139,7 +139,7 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
 
 
 def local_route(endpoints: Endpoints, node: str) -> Route:
-    """The route to the endpoints of one node only."""
+    """The route for traffic that may use only the endpoints on ``node``."""
     has_ready = any(endpoint.ready and endpoint.node_name == node for endpoint in endpoints.values())
     local = Scope(last_resort=not has_ready, node=node)
     return Route(local, in_order(local.used(endpoints), node))

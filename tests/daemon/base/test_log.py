@@ -116,7 +116,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
     os.close(write_end)
 
 
-def test_a_stalled_log_reader_delays_no_task_and_later_reads_the_number_of_dropped_lines(
+def test_a_stalled_log_reader_delays_no_task_because_lines_are_dropped_and_counted(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pipe has room for 64 KiB, and the writing thread keeps ten more lines; without this thread, the test would hang."""

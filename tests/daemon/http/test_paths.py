@@ -113,7 +113,7 @@ async def test_a_server_without_an_address_is_not_started() -> None:
         assert len(servers) == count
 
 
-async def test_a_server_address_in_use_ends_the_program_if_bind_address_hard_fail_is_set() -> None:
+async def test_the_program_ends_if_bind_address_hard_fail_is_set_and_a_server_address_is_in_use() -> None:
     async with _health(Node()) as taken:
         node = Node(Servers(health=ListenAddress(LOOPBACK, taken), metrics=None, bind_hard_fail=True))
         (health,) = node.servers()
@@ -121,7 +121,7 @@ async def test_a_server_address_in_use_ends_the_program_if_bind_address_hard_fai
             await health
 
 
-async def test_health_checks_of_the_metrics_server_are_counted_and_the_delete_method_resets_the_count() -> None:
+async def test_the_metrics_server_counts_its_health_checks_until_a_delete_request_resets_the_count() -> None:
     async with _metrics(Node()) as port:
         assert (await http_client.ask(port, "/metrics/slis")).body == b""
         for path in ("/healthz", "/healthz/ping", "/healthz?verbose"):
@@ -195,7 +195,7 @@ HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosnif
 UPDATES = {Family.IPV6: UPDATED_S - 1, Family.IPV4: UPDATED_S}
 
 
-def test_the_health_answer_of_a_node_without_faults_has_the_current_time_as_last_update() -> None:
+def test_the_last_update_in_the_health_answer_of_a_node_without_faults_is_the_current_time() -> None:
     assert paths.healthz(summaries.status(NOW_S, UPDATES))[:3] == (
         200,
         (
@@ -263,7 +263,7 @@ def test_the_health_answer_has_no_family_status_before_the_first_sync() -> None:
     )
 
 
-def test_a_health_check_port_answers_json_with_tabs_and_a_weight_header() -> None:
+def test_the_answer_of_a_health_check_port_is_indented_json_with_a_weight_header() -> None:
     assert health_check_node_ports.service_health(ServiceName("ns1", "svc1"), 2, is_healthy=True)[:3] == (
         200,
         (

@@ -49,7 +49,7 @@ async def test_the_kernel_is_queried_once_for_each_scheduler_that_an_annotation_
         assert settings(node).scheduler == "wrr"
 
 
-async def test_a_scheduler_that_an_annotation_names_and_the_kernel_lacks_is_replaced_and_the_reason_is_reported(
+async def test_the_replacement_of_a_scheduler_that_the_kernel_lacks_is_reported_with_its_reason(
     logs: list[EventDict],
 ) -> None:
     kernel = memory_node.new_kernel()

@@ -44,7 +44,7 @@ async def test_drift_is_repaired_at_once_after_a_notification_or_by_the_next_pol
         assert_from_scratch(node)
 
 
-async def test_a_catch_all_set_element_of_another_program_is_counted_and_logged_as_drift(logs: list[EventDict]) -> None:
+async def test_catchall_elements_that_another_program_adds_to_sets_are_counted_and_logged_as_drift(logs: list[EventDict]) -> None:
     async with MemoryNode().serving(WEB, SLICE, after_s=AUDIT_INTERVAL_S / 2) as node:
         count = len(node.kernel.sets)
         add_catch_all(node.kernel)
@@ -70,7 +70,7 @@ async def test_a_leftover_virtual_server_and_its_address_or_set_entry_are_remove
         assert_from_scratch(node)
 
 
-async def test_if_the_api_changes_during_a_read_of_the_kernel_a_leftover_set_entry_is_not_removed(
+async def test_a_leftover_set_entry_is_not_removed_yet_if_the_api_changes_during_a_read_of_the_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=10_000)

@@ -126,7 +126,7 @@ async def test_objects_of_a_family_that_is_not_served_are_not_removed() -> None:
         assert "fd00::40" in {str(address) for address in node.kernel.addresses}
 
 
-async def test_the_process_programs_nothing_and_ends_if_the_primary_family_is_not_served() -> None:
+async def test_the_process_ends_without_any_change_of_the_kernel_if_the_primary_family_is_not_served() -> None:
     node = MemoryNode(settings=Settings(families=frozenset({Family.IPV6})))
     node.begin_with(WEB, SLICE, builders.node("192.168.0.10", "fd00:10::10"))
     with pytest.raises(CannotStartError, match="IPv4, the family of this node's primary address, cannot be served"):

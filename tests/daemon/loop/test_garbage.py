@@ -43,7 +43,7 @@ def test_objects_that_survive_a_full_garbage_collection_are_skipped_for_a_day() 
         assert gc.get_freeze_count() > 0
 
 
-def test_garbage_collections_are_short_again_after_the_start() -> None:
+def test_garbage_collections_are_short_after_a_thaw() -> None:
     now_s = 0.0
     walked: list[int] = []
     kept = [[number] for number in range(40 * garbage.YOUNG_OBJECTS)]

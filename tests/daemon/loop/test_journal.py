@@ -1,4 +1,7 @@
-"""Covers the lines that the loop logs, and how their rate is limited. ``test_engine`` covers when the loop logs."""
+"""Covers the lines that the loop logs, and how their rate is limited.
+
+``test_engine`` covers the events after which the loop logs these lines.
+"""
 
 import pytest
 from structlog.typing import EventDict

@@ -1,4 +1,4 @@
-"""Covers how the cost of a scrape grows with the number of Services, in steps of the interpreter. Seconds are scripts/bench's."""
+"""Checks how a scrape's number of interpreter steps grows with the number of Services. ``scripts/bench`` measures seconds."""
 
 import asyncio
 import concurrent.futures

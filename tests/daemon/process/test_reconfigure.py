@@ -68,7 +68,7 @@ async def test_a_kernel_setting_that_is_no_longer_desired_keeps_its_value_and_a_
 
 
 @in_virtual_time
-async def test_settings_that_are_changed_before_the_first_lists_arrive_apply_from_the_start() -> None:
+async def test_new_settings_apply_from_the_start_if_they_arrive_before_the_first_lists() -> None:
     node = MemoryNode()
     async with node.running():
         node.engine.reconfigure(choices(node, scheduler="lc"))

@@ -230,7 +230,7 @@ async def test_a_configuration_that_could_not_be_applied_is_retried_after_a_paus
     assert [config.translation.scheduler for config in process.applied] == ["wrr"]
 
 
-async def test_a_configuration_file_that_changes_while_it_is_read_is_logged_once(
+async def test_a_failed_reload_is_logged_once_if_the_file_changes_during_the_reading(
     path: pathlib.Path, process: Process, logs: Logs
 ) -> None:
     process.failures = ["no memory"] * 3

@@ -83,7 +83,7 @@ async def test_no_secret_is_logged(tmp_path: pathlib.Path) -> None:
 
 
 def write_kubeconfig(path: pathlib.Path, url: str, **changes: Any) -> str:
-    """Write a kubeconfig for a server, and replace these top-level fields; returns the path of the kubeconfig."""
+    """Write a kubeconfig for a server, with ``changes`` instead of the usual values of top-level fields; return its path."""
     written = api_server.write_kubeconfig(path, url)
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
     return written
@@ -201,7 +201,7 @@ print(json.dumps([*whole, credentials.Configuration is kubernetes_asyncio.client
 """) == [True, True, True, True]
 
 
-def test_a_kubernetes_client_library_that_is_already_imported_is_used() -> None:
+def test_the_program_uses_the_kubernetes_client_library_if_the_library_is_already_imported() -> None:
     assert run("""
 import kubernetes_asyncio
 from ipvsproxy.daemon.sources import credentials

@@ -24,7 +24,7 @@ def drop(verb: str, port: int) -> None:
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-async def test_a_half_open_watch_is_abandoned_and_missed_changes_arrive(
+async def test_missed_changes_arrive_after_a_half_open_watch_is_abandoned(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("AFTER_S", 1), ("EVERY_S", 1), ("PROBES", 2)):

@@ -184,7 +184,7 @@ def test_a_document_that_cannot_be_read_is_rejected_with_its_position_and_field(
     assert described([put]) == ["Put default/web"]
 
 
-def test_an_item_of_a_list_document_is_named_by_its_number(world: World) -> None:
+def test_the_position_of_a_rejected_list_item_contains_the_number_of_the_item(world: World) -> None:
     (event,) = world.write(all=text({"kind": "List", "items": [{"apiVersion": "v1", "kind": "Service"}]}))
     assert isinstance(event, Rejected)
     assert event.where == "all.yaml, document 1, item 1"
@@ -231,7 +231,7 @@ def test_if_two_files_have_the_same_object_the_alphabetically_second_file_is_rej
     assert described(world.write(c=text(service("other")))) == ["Put default/other"]
 
 
-def test_if_two_files_have_the_same_object_the_alphabetically_first_file_is_used_until_its_removal(
+def test_the_alphabetically_first_of_two_files_with_the_same_object_is_used_until_its_removal(
     world: World,
 ) -> None:
     world.write(b=text(service("web", "10.0.0.2")))

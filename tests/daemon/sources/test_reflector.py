@@ -34,12 +34,12 @@ from tests.support.script import (
 from tests.support.virtual_time import in_virtual_time
 
 ADDED = line("ADDED", service("a", 105))
-"""A watch line with the Service a, at the resource version 105."""
+"""A watch line that adds the Service ``a``, with the resource version 105."""
 
 # Requests
 
 
-async def test_a_watch_requests_a_timeout_within_bounds_and_waits_a_little_longer_than_the_timeout() -> None:
+async def test_a_watch_requests_a_random_timeout_of_300_to_600_s_and_waits_30_s_longer() -> None:
     world = await run_script(page(), [600.0], [600.0], [600.0])
     timeouts = [int(path.rpartition("timeoutSeconds=")[2]) for path in world.watches]
     assert all(300 <= timeout <= 600 for timeout in timeouts)
@@ -365,7 +365,7 @@ def test_error_statuses_are_reported_with_their_reasons(code: int, trouble: Trou
 
 
 @pytest.mark.parametrize(("asked", "least", "most"), [(7.0, 7.4, 7.8), (86400.0, 300.4, 300.8)])
-async def test_the_pause_of_the_retry_after_header_is_limited_and_a_short_random_time_is_added(
+async def test_the_header_retry_after_sets_the_pause_up_to_a_limit_plus_a_short_random_time(
     asked: float, least: float, most: float
 ) -> None:
     world = await run_script(ApiError.of_status(429, "too many requests", asked), page())
@@ -445,7 +445,7 @@ class SilentWorld(World):
 
 
 @in_virtual_time
-async def test_an_unconfirmed_list_is_requested_again_when_the_second_list_is_due_and_not_earlier() -> None:
+async def test_an_unconfirmed_list_is_requested_again_only_when_the_second_list_is_due() -> None:
     world = SilentWorld(page(), [], page(), [])
 
     def deliver(events: Sequence[Event]) -> None:

@@ -46,7 +46,7 @@ class Scene:
         return paths.healthz(self.status).status, paths.livez(self.status).status
 
 
-def test_a_watch_whose_time_without_contact_reaches_the_limit_is_stale_even_if_it_never_had_contact() -> None:
+def test_a_watch_is_stale_after_the_limit_without_contact_even_if_it_never_had_contact() -> None:
     scene = Scene()
     scene.clock.now += LIMIT_S - 1
     assert list(scene.staleness.stale()) == []

@@ -66,7 +66,7 @@ async def test_each_request_is_counted_with_host_code_and_duration(tmp_path: pat
 
 
 @pytest.mark.parametrize("knows_drop", [True, False])
-async def test_the_server_is_asked_to_omit_managed_fields_and_objects_with_managed_fields_are_read(
+async def test_objects_are_read_even_if_the_server_ignores_the_request_to_omit_managed_fields(
     setup: Setup, *, knows_drop: bool
 ) -> None:
     setup.server.knows_drop = knows_drop
@@ -88,7 +88,7 @@ def servers_of(events: Sequence[Event]) -> set[str]:
     return {str(one) for event in events if isinstance(event, ApiServersFound) for one in event.servers}
 
 
-async def test_the_addresses_to_which_the_servers_host_name_resolves_are_delivered_once(
+async def test_the_source_delivers_the_resolved_addresses_of_the_api_server_only_once(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def getaddrinfo(_host: object, port: int, *_: object) -> list[Any]:
@@ -112,7 +112,7 @@ async def test_the_addresses_to_which_the_servers_host_name_resolves_are_deliver
     assert sum(isinstance(event, ApiServersFound) for event in events) == 1
 
 
-async def test_the_address_of_an_open_connection_is_delivered_even_if_the_host_name_resolves_to_another_address(
+async def test_the_address_of_an_open_connection_is_delivered_if_name_resolution_finds_none(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_addresses(_: object) -> tuple[()]:
@@ -307,7 +307,7 @@ async def test_pods_that_cannot_be_listed_cause_an_error(setup: Setup) -> None:
 # An absent API server
 
 
-async def test_requests_to_an_unreachable_server_are_repeated_and_logged_in_one_clear_line(tmp_path: pathlib.Path) -> None:
+async def test_requests_to_an_unreachable_server_are_repeated_but_the_failure_is_logged_only_once(tmp_path: pathlib.Path) -> None:
     async with ApiServer() as server:
         url = server.url
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", url)

@@ -35,7 +35,7 @@ def _table(node: PageNode) -> Board:
 
 
 async def _asked(count: int, **query: str) -> int:
-    """The number of steps for an answer after a change of one Service, on a node with this many Services."""
+    """The number of Python steps that one answer takes after a change of one Service. The node has ``count`` Services."""
     node = _node(count)
     async with node.reading():
         await node.quiet(1)

@@ -27,7 +27,7 @@ def _report(error: str = "", pending: int = 0, **done: int) -> Report:
     return Report(done=counted, failed={("add", "address"): 1} if error else {}, errors=errors, pending=pending)  # type: ignore[arg-type]
 
 
-def test_a_sync_with_changes_becomes_an_event_with_its_services_and_times() -> None:
+def test_the_event_of_a_sync_has_the_changed_services_the_operations_and_the_durations() -> None:
     log = EventLog()
     names = {ServiceName("shop", f"s{number}"): 0.0 for number in range(7)}
     changes = Changes(services=names)
@@ -87,7 +87,7 @@ def test_an_event_shows_drift_together_with_its_repair() -> None:
     ]
 
 
-def test_a_failure_is_shown_as_one_event_until_it_is_over() -> None:
+def test_a_repeated_failure_is_shown_as_one_event_until_the_operation_succeeds() -> None:
     log = EventLog()
     for _ in range(3):
         log.synced(summaries.summary(report=_report("no room", pending=1)), AT_S)

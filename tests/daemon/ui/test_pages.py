@@ -65,7 +65,7 @@ async def _refusal(node: PageNode, what: str, **query: str) -> tuple[int, str]:
 
 
 async def _watch(node: PageNode, what: str, **query: str) -> dict[str, Any]:
-    """The last of four answers; the counters are read between two answers."""
+    """Requests the same data four times, and returns the last answer. The counters are read between two requests."""
     for _ in range(3):
         await node.ask(what, **query)
         await node.quiet(SAMPLE_S)
@@ -274,7 +274,7 @@ async def test_a_slow_api_server_does_not_delay_answers_that_need_no_pod_names()
 
 
 @in_virtual_time
-async def test_the_pod_names_of_only_a_few_services_are_kept() -> None:
+async def test_pod_names_are_kept_for_only_a_few_services() -> None:
     many = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(1, names.MOST + 10)]
     async with _serving(WEB[0], *many) as node:
         for service in many:
@@ -433,7 +433,7 @@ async def test_a_draining_endpoint_is_counted_until_its_connections_have_ended()
 
 
 @in_virtual_time
-async def test_the_page_describes_a_service_as_the_command_explain_does_and_adds_rates_and_zones() -> None:
+async def test_the_page_of_a_service_has_the_output_of_explain_plus_rates_and_zones() -> None:
     zoned = endpoint("10.244.0.1")
     zoned = zoned._replace(conditions=msgspec.structs.replace(zoned.conditions, zone="zone-b"))
     async with _serving(*WEB[:2], builders.endpoint_slice(zoned, *ENDPOINTS[1:])) as node:
@@ -531,7 +531,7 @@ async def test_with_many_virtual_servers_the_counters_are_read_less_often(monkey
 
 
 @in_virtual_time
-async def test_without_viewers_only_the_total_counters_of_the_node_are_read_and_only_once_for_each_audit() -> None:
+async def test_each_audit_reads_only_the_total_counters_of_the_node_while_nobody_views_the_page() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(600)

@@ -62,7 +62,7 @@ def test_a_message_of_a_wrong_length_is_malformed(length: int) -> None:
         list(message.messages(message.HEADER.pack(length, 3, 0, 9, 0)))
 
 
-def test_reading_an_absent_attribute_returns_the_default_or_is_an_error_if_there_is_no_default() -> None:
+def test_reading_an_absent_attribute_fails_unless_a_default_is_given() -> None:
     found = message.Attributes(attribute(1, b"abc\0"), 0, 8)
     assert (found.payload(2, b"-"), found.payload(1, b"-"), found.number(2, 5), found.text(1, "-")) == (b"-", b"abc\0", 5, "abc")
     assert list(found.inside(2).parts(1)) == []

@@ -146,7 +146,7 @@ def test_a_dump_can_be_read_step_by_step_even_if_objects_change_in_between() -> 
     assert len(opened[0].sent) == 1
 
 
-def test_objects_read_before_a_dump_fails_are_returned() -> None:
+def test_a_dump_yields_the_objects_that_it_reads_before_it_fails() -> None:
     tested, opened = channel(lambda numbers: [message(numbers[0], b"one.")])
     parts = tested.dumping(message(0), "list the things")
     assert len(next(parts)) == 1

@@ -43,4 +43,6 @@ def test_an_outdated_transaction_is_repeated_and_if_the_caller_insists_the_last_
     failed = nft_message.run_while_stale(netlink.Channel(0, lambda _: socket), lambda: (MESSAGES, 7), insists=insists)
     assert failed == ({} if insists else {-1: nft_message.STALE})
     assert [generation in data for data in socket.sent] == [True] * (nft_message.ATTEMPTS - 1) + [not insists]
-    assert not socket.closed  # the kernel sends only one answer to an outdated transaction, so no answer was lost
+    assert (
+        not socket.closed
+    )  # the socket stays usable: the kernel sends only one answer to an outdated transaction, so no answer is missing

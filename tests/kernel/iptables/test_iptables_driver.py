@@ -140,7 +140,7 @@ def test_rules_are_listed_before_each_write_and_each_removal(programs: pathlib.P
     assert log.read_text().split() == ["listed", "written"] * 3
 
 
-def test_a_program_that_hangs_while_it_lists_rules_is_killed_and_the_listing_fails(
+def test_the_listing_of_rules_fails_if_its_program_does_not_end_within_the_time_limit(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_program(programs, "iptables-save", "exec sleep 600")

@@ -238,7 +238,7 @@ def test_with_the_nftables_backend_all_our_rules_in_iptables_are_leftovers(monke
     assert places == tuple(RulesPlace(variant, Family.IPV6, is_used=False) for variant in Variant)
 
 
-def test_with_the_nftables_backend_leftovers_are_removed_by_whichever_iptables_is_installed(
+def test_the_nftables_backend_removes_leftover_rules_with_the_installed_iptables(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs}:/bin")

@@ -79,7 +79,7 @@ def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:
     return driver.observe(Family.IPV4)
 
 
-def test_a_new_process_can_write_to_a_table_with_a_native_rule_and_can_read_all_other_tables() -> None:
+def test_a_new_process_can_write_all_tables_but_cannot_read_a_table_with_a_native_rule() -> None:
     driver, skeleton = driver_beside_set()
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()

@@ -157,7 +157,7 @@ def test_once_an_iptables_program_was_slow_the_driver_waits_only_briefly_for_lat
     assert driver._slow == set()
 
 
-def test_rules_can_be_read_even_if_every_write_is_late_and_fails(
+def test_rules_can_be_read_even_if_every_write_takes_too_long_and_fails(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver waits for a slow read of the rules, because no later call would use the result of an abandoned read."""
@@ -172,7 +172,7 @@ def test_rules_can_be_read_even_if_every_write_is_late_and_fails(
     assert outcome.errno == errno.EINPROGRESS, "a call for a write still waits only briefly"
 
 
-def test_if_a_trial_write_takes_too_long_the_family_does_not_count_as_certainly_unusable(make: Make) -> None:
+def test_the_refusal_of_a_family_is_not_certain_if_a_trial_write_takes_too_long(make: Make) -> None:
     driver = make(LONG_S)
     driver.program(Family.IPV4)
     driver._patience_s = 0.5
@@ -196,7 +196,7 @@ def test_a_failed_iptables_program_has_the_same_outcome_whether_or_not_a_thread_
     assert make(LONG_S).usable(Family.IPV6) is not None
 
 
-def test_if_the_version_of_a_program_is_known_the_program_is_not_started(make: Make, programs: pathlib.Path) -> None:
+def test_a_program_is_not_started_again_if_its_version_is_known(make: Make, programs: pathlib.Path) -> None:
     driver = make(LONG_S)
     assert driver.known_program(Family.IPV4) is None
     program = driver.program(Family.IPV4)

@@ -38,5 +38,5 @@ def changes(driver: ipvs.IpvsDriver, *, whole: bool = True) -> Mapping[VirtualSe
 
 
 def refuse(_asking: socket.socket, _level: int, _option: int, _question: bytearray, action: str) -> int:
-    """A kernel without the interface ``getsockopt``."""
+    """Raises the error of a kernel without the interface ``getsockopt``."""
     raise KernelError(action=action, errno=errno.ENOPROTOOPT)

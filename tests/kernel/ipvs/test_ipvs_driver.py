@@ -264,7 +264,7 @@ def test_an_audit_looks_up_the_new_netlink_family_number_after_the_ipvs_module_w
     assert clean(apply(driver, Verb.ADD, one, real(one, "10.1.0.1")))
 
 
-def test_without_ipvs_in_the_kernel_nothing_is_observed_and_every_operation_is_refused() -> None:
+def test_nothing_is_observed_and_every_operation_is_refused_if_the_kernel_has_no_ipvs() -> None:
     absent = ipvs.AbsentIpvs()
     assert absent.observe(Family) == {}
     assert list(absent.observe_in_parts(Family)) == list(absent.observe_changed(Family, whole=True)) == []

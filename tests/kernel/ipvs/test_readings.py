@@ -206,7 +206,7 @@ def test_a_change_that_undoes_our_own_write_is_returned(table: Table) -> None:
     assert table.read(whole=False) == {WEB: None}
 
 
-def test_a_virtual_server_written_while_the_table_is_read_is_returned_by_the_next_read(table: Table) -> None:
+def test_the_next_read_returns_a_virtual_server_that_was_written_during_a_read(table: Table) -> None:
     """Otherwise, the read would return the old settings of the virtual server together with its new real servers."""
     table.put(WEB, pod(1))
     table.read()
@@ -231,7 +231,7 @@ def test_the_next_read_returns_a_virtual_server_as_removed_if_it_is_removed_duri
     assert table.read() == {WEB: None}
 
 
-def test_if_real_servers_are_removed_while_the_table_is_read_their_virtual_server_is_read_again_through_netlink(
+def test_a_virtual_server_is_read_again_by_netlink_if_a_real_server_is_removed_during_a_read(
     table: Table,
 ) -> None:
     table.put(WEB, pod(1), pod(2))

@@ -29,7 +29,7 @@ def driver(network_namespace: None) -> Iterator[conntrack.ConntrackDriver]:
 
 
 def flow(family: Family, client: int, pod: int, *, protocol: str = "udp", port: int = 53, service: str = "") -> None:
-    """A tracked flow from a client to a Service, answered by a pod."""
+    """Adds a tracked flow from a client to a Service; a pod answers the client."""
     source, target = CLIENT[family].format(client), service or SERVICE[family]
     arguments = ["-I", "-p", protocol, "-s", source, "-d", target, "--sport", "1000", "--dport", str(port), "-t", "100"]
     arguments += ["-r", POD[family].format(pod), "-q", source, "--reply-port-src", "5353", "--reply-port-dst", "1000"]
@@ -141,7 +141,7 @@ def listed(*flows: bytes, flags: int = 0) -> Answers:
     ]
 
 
-def test_a_flow_is_deleted_by_the_tuple_and_the_zone_that_the_listing_contains() -> None:
+def test_the_deletion_of_a_flow_names_the_tuple_and_the_zone_from_the_listing() -> None:
     zone = fake_netlink.attribute(18, b"\0\x07")
     table = Table(listed(fake_flow() + fake_netlink.attribute(8, bytes(4)) + zone))
     assert removed(conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])) == [1]
@@ -278,7 +278,7 @@ def test_the_kernel_is_asked_to_filter_by_the_fields_that_all_removed_real_serve
 
 @pytest.mark.kernel
 @FAMILIES
-def test_a_kernel_that_supports_the_filter_lists_only_flows_to_the_removed_real_servers(
+def test_the_kernel_lists_only_flows_to_the_removed_real_servers_if_it_can_filter_flows(
     driver: conntrack.ConntrackDriver, family: Family
 ) -> None:
     if not conntrack.filters_listings():

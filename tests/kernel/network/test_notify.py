@@ -60,7 +60,7 @@ def test_deleting_the_watched_device_is_an_event_and_deleting_another_interface_
     assert listener.read() == (OURS, OURS, OURS)  # the address was added and removed, and then the device was deleted
 
 
-def test_the_watched_device_is_recognised_after_it_was_recreated_and_lo_never_counts_as_the_watched_device(
+def test_a_recreated_device_is_watched_again_and_lo_is_never_mistaken_for_it(
     listener: notify.ChangeListener, device: str
 ) -> None:
     ip("link", "del", device)
@@ -161,7 +161,7 @@ def test_after_lost_events_the_listener_reports_a_change_and_finds_the_watched_d
         assert set(listener.read()) == {OURS}
 
 
-def test_after_lost_events_older_notifications_do_not_hide_the_new_index_of_the_recreated_device(
+def test_older_notifications_do_not_replace_the_new_index_of_a_recreated_device_after_lost_events(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)

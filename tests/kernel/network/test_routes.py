@@ -123,7 +123,7 @@ def test_an_address_and_its_local_route_can_coexist_and_each_stays_when_the_othe
 
 
 @pytest.mark.parametrize("address", ["10.96.0.1", "fd00:96::1"])
-def test_if_a_route_of_another_program_prevents_our_route_the_error_says_how_to_fix_this(
+def test_the_error_says_what_to_remove_if_a_route_of_another_program_prevents_our_route(
     driver: routes.RouteDriver, address: str
 ) -> None:
     run_ip("route", "add", "local", address, "dev", "lo", "table", "local", "protocol", "250", "metric", "1024")
@@ -154,7 +154,7 @@ def test_if_our_route_is_refused_because_lo_is_down_the_error_says_how_to_set_lo
         assert v6.errno == errno.ENETDOWN
 
 
-def test_if_our_route_is_refused_because_lo_has_no_ipv6_the_error_says_how_to_enable_ipv6(driver: routes.RouteDriver) -> None:
+def test_the_error_says_how_to_enable_ipv6_if_a_route_is_refused_because_lo_has_no_ipv6(driver: routes.RouteDriver) -> None:
     Path("/proc/sys/net/ipv6/conf/lo/disable_ipv6").write_text("1")
     v4, v6 = apply(driver, Verb.ADD, LocalRoutes.of(V4), LocalRoutes.of(V6))
     assert v4.error == ""

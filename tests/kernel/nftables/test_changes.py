@@ -77,7 +77,7 @@ def test_changes_in_other_tables_do_not_cause_a_read_of_our_sets(driver: NftDriv
     assert observe_changed(driver.sets, IP_SETS) == {}
 
 
-def test_after_our_own_write_only_the_written_set_is_read_again(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_written_set_is_read_again_after_our_own_write(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     observe_changed(driver.sets, IP_SETS)
     driver.apply([Operation(Verb.ADD, entries(7))])
     dump = Mock(wraps=driver.sets._dump)

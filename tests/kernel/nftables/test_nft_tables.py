@@ -130,7 +130,7 @@ def test_rules_of_iptables_nft_are_read_without_running_iptables() -> None:
 
 @real
 @pytest.mark.usefixtures("network_namespace")
-def test_tables_of_other_programs_are_listed_for_all_families_and_without_our_table() -> None:
+def test_the_tables_of_other_programs_in_all_families_are_listed_but_our_table_is_not() -> None:
     load("table inet ipvsproxy { }\ntable arp one { }\ntable bridge two { }\ntable netdev three { }\ntable ip6 four { }\n")
     assert set(read()) == {"arp one", "bridge two", "netdev three", "ip6 four"}
 

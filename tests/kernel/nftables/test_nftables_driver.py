@@ -187,7 +187,7 @@ def test_a_set_with_another_definition_is_replaced_together_with_its_entries_and
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
 
 
-def test_rules_that_use_a_set_with_another_definition_are_kept_if_no_other_rules_are_desired(driver: NftDriver) -> None:
+def test_the_rules_that_use_a_set_are_kept_when_the_set_is_replaced_without_new_rules(driver: NftDriver) -> None:
     wanted = Operation(Verb.SET, every_rule(Family.IPV4))
     driver.apply([*SETS, wanted])
     nft("flush", "ruleset")

@@ -63,7 +63,7 @@ def test_the_owner_of_an_operation_is_the_owner_of_the_object_that_it_changes(
 
 
 def lines(node: simulation.SimulatedNode) -> list[str]:
-    """The differences of the kernel in its present state."""
+    """Reads the kernel, and returns the differences between its present state and the desired state."""
     node.observe()
     return [str(one) for one in node.reconciler.survey.differences()]
 
@@ -88,7 +88,7 @@ def test_missing_devices_sets_and_kernel_settings_are_reported_with_their_desire
     assert lines(node)[0] == "sysctl net/ipv4/vs/conntrack: desired 1, observed no such setting in this kernel"
 
 
-def test_differences_of_set_entries_name_the_set_and_the_service() -> None:
+def test_a_difference_of_a_set_entry_is_shown_with_the_set_and_the_service() -> None:
     node = running("10.244.0.1")
     node.kernel.sets["KUBE-CLUSTER-IP"].entries = {examples.entry(SetKind.CLUSTER_IP, builders.frontend("10.96.9.9", 80))}
     assert lines(node) == [

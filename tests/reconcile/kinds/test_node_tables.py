@@ -90,7 +90,7 @@ def skeleton(family: Family, *rules: Rule) -> Skeleton:
     return Skeleton(family=family, chains={ChainKey("filter", "KUBE-FORWARD"): rules}, jumps=())
 
 
-def test_each_family_has_its_own_rules_and_new_rules_replace_the_old_rules() -> None:
+def test_the_rules_of_each_family_are_confirmed_and_replaced_separately() -> None:
     tables = new_claims()
     tables.put_skeleton(skeleton(Family.IPV4))
     tables.put_skeleton(skeleton(Family.IPV6))
@@ -146,7 +146,10 @@ def service_with_node_port(owner: Owner, *keys: VirtualServerKey) -> ServiceStat
 
 
 def test_entries_of_a_lost_node_port_are_removed_even_if_other_objects_have_the_same_number_or_address() -> None:
-    """The Service keeps a cluster IP with the same port number, or an entry of a second scope with the node's address."""
+    """The other object is a cluster IP with the same port number, or an entry with the node's address.
+
+    Only the entry of the cluster IP stays.
+    """
     kept = builders.frontend("10.96.0.1", 30080)
     no_local = examples.entry(SetKind.NO_LOCAL, NODE_PORT)
     for key, entry in ((kept, examples.entry(SetKind.CLUSTER_IP, kept)), (CLUSTER_IP, no_local)):

@@ -36,7 +36,7 @@ RANGES = {
     ("10.1.0.0/16", NODE_RANGE): frozenset({HOME, "node"}),
     ("10.2.0.0/16", "10.1.1.1/32"): frozenset({HOME, OFFICE}),
 }
-"""Source ranges, and the clients that they admit."""
+"""The clients that each list of source ranges admits."""
 
 
 def web(source_ranges: tuple[str, ...], name: str = "web", address: str = ADDRESS, created_s: float = 5.0) -> Service:
@@ -165,7 +165,7 @@ def test_source_ranges_restrict_clients_until_the_virtual_server_is_removed_even
     each_failure(change)
 
 
-def test_an_address_is_bound_as_soon_as_one_of_its_virtual_servers_exists_and_not_before() -> None:
+def test_an_address_is_not_bound_until_one_of_its_virtual_servers_exists() -> None:
     """Without a virtual server, any program that listens on this host on the Service's port would answer.
 
     The rules do not close the ports of Services.
@@ -213,7 +213,7 @@ def shop(protocol: Protocol, *, local: bool) -> tuple[Service, EndpointSlice]:
 
 
 def local_entries(protocol: Protocol) -> dict[VirtualServerKey, SetEntry]:
-    """The set entry that exempts traffic from masquerading; the key is the virtual server of the traffic."""
+    """Maps each virtual server to the set entry that exempts its traffic from masquerading."""
     balancer = builders.frontend(ADDRESS, 80, protocol)
     node_port = builders.frontend(builders.NODE_ADDRESS, NODE_PORT, protocol)
     of_node_port = {
@@ -244,7 +244,7 @@ def _assert_answered(node: simulation.SimulatedNode, protocol: Protocol, operati
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("protocol", Protocol)
-def test_whatever_operation_fails_traffic_to_another_node_is_masqueraded_during_a_change_of_traffic_policy(
+def test_traffic_to_another_node_is_masqueraded_if_an_operation_of_a_policy_change_fails(
     protocol: Protocol, *, local: bool, restarted: bool
 ) -> None:
     def change(failing: Nth) -> None:

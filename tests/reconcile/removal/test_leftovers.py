@@ -63,7 +63,7 @@ def test_table_and_name_identify_a_chain_that_only_the_iptables_mode_of_kube_pro
         ("nat", "cali-PREROUTING"),
     ],
 )
-def test_chains_of_ipvsproxy_the_kubelet_and_network_plug_ins_do_not_count_as_chains_of_the_iptables_mode(
+def test_chains_of_ipvsproxy_or_other_programs_do_not_count_as_chains_of_the_iptables_mode(
     key: tuple[str, str],
 ) -> None:
     assert not leftovers.is_of_iptables_mode(ChainKey(*key))

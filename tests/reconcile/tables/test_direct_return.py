@@ -1,4 +1,4 @@
-"""The scopes of direct return in the tables: marks, sets and virtual servers, across restarts and removals of endpoints."""
+"""Covers the marks, set entries and virtual servers of direct return, across restarts and removals of endpoints."""
 
 import msgspec
 
@@ -64,7 +64,7 @@ def test_packets_of_outside_clients_and_packets_from_tunnels_get_different_marks
     assert kinds.isdisjoint({SetKind.SCOPE, SetKind.NO_LOCAL})
 
 
-def test_the_addresses_of_nodes_whose_tunnels_are_accepted_are_in_the_set_of_their_family() -> None:
+def test_the_set_of_each_family_contains_the_addresses_of_nodes_whose_tunnels_are_accepted() -> None:
     node = SimulatedNode(tunnel_ends={builders.OTHER_NODE: builders.addresses(OTHER_ADDRESS, "fd00::3")}, families=Family)
     sets = {family: node.reconciler._tables.entries[IpSet(SetKind.NODES, family).name] for family in Family}
     found = [(family, str(entry.address)) for family, table in sets.items() for entry in table.desired]

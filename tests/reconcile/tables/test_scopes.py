@@ -1,4 +1,8 @@
-"""Second scopes of external addresses: marks, their virtual servers and set entries, on an in-memory kernel."""
+"""Tests the second scopes of external addresses (docs/scopes.md) on an in-memory kernel.
+
+Covers marks, and the virtual servers and set entries of marks.
+
+"""
 
 import dataclasses
 
@@ -71,7 +75,7 @@ def marks_of(node: SimulatedNode) -> dict[str, int]:
 
 
 def scopes_of(node: SimulatedNode) -> dict[int, set[str]]:
-    """The endpoints to which the kernel sends marked packets; the key is the mark of the packets."""
+    """Maps each packet mark to the endpoints to which the kernel sends packets with this mark."""
     return {
         key.mark: {str(one.address) for one in server.real_servers}
         for key, server in node.kernel.virtual_servers.items()
@@ -479,7 +483,7 @@ def test_a_port_has_a_mark_only_while_its_service_owns_a_virtual_server_of_the_p
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_an_address_that_moved_to_another_service_while_no_process_ran_leads_to_no_wrong_endpoint(*, is_last: bool) -> None:
+def test_no_endpoint_is_wrong_if_an_address_moved_to_another_service_while_no_process_ran(*, is_last: bool) -> None:
     node = serving(shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.states.clear()
     node.put(*shared("giver", 20, 1, "192.0.2.20"))

@@ -1,6 +1,6 @@
 """Slow start: the weight over time, the endpoints that have a slow start, and restarts.
 
-No operation is needed between two steps of the weight.
+The kernel is changed only when the weight rises by a step, and not between two steps.
 """
 
 import msgspec
@@ -182,7 +182,7 @@ def test_a_new_endpoint_gets_its_full_weight_at_once_if_all_other_endpoints_are_
     assert weights(node) == {1: 0, 2: OWN}
 
 
-def test_new_endpoints_have_a_slow_start_whatever_the_weights_of_older_endpoints() -> None:
+def test_new_endpoints_have_a_slow_start_even_if_older_endpoints_have_only_weight_1() -> None:
     service = web()
     rules = WeightRules({builders.OTHER_NODE: 1}, {}, OWN)
     service = builders.with_options(service, annotations=msgspec.structs.replace(service.options.annotations, weights=rules))

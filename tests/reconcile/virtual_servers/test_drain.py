@@ -110,7 +110,7 @@ def test_the_connections_of_a_virtual_server_are_read_again_at_its_earliest_dead
     assert drains.next_s() == 155.5
 
 
-def test_a_deadline_has_passed_at_the_announced_time_despite_rounding() -> None:
+def test_rounding_does_not_delay_a_deadline_beyond_the_announced_time() -> None:
     drains = Judged(ONE, now=2021.07)
     drains.see({ONE: BUSY}, 2200, deadline_s=200)
     due_s = drains.next_s()
@@ -154,7 +154,7 @@ def test_drains_of_real_servers_that_no_longer_exist_are_ended() -> None:
     assert list(drains.virtual_servers) == [OTHER]
 
 
-def test_drains_without_connections_wait_for_capacity_in_the_order_in_which_they_began() -> None:
+def test_waiting_drains_are_released_in_the_order_in_which_they_began_to_wait() -> None:
     drains = Judged(ONE, TWO, THREE)
     assert drains.see({ONE: BUSY, TWO: IDLE}, 100, may_wait=10) == []
     drains.see({}, 101, may_wait=10, deadline_s=0)
@@ -196,7 +196,7 @@ def test_the_oldest_drain_is_the_drain_that_has_had_connections_for_the_longest_
     assert drains.oldest_age_s(160) == 30, "one waits for its removal, one has ended"
 
 
-def test_outdated_times_for_reading_connections_do_not_accumulate() -> None:
+def test_the_heap_of_reading_times_does_not_accumulate_outdated_entries() -> None:
     drains = Judged(ONE)
     for now in range(100, 10_000):
         drains.begin(OTHER, TWO, now)

@@ -26,7 +26,7 @@ def test_all_virtual_servers_of_an_address_on_our_device_belong_to_ipvsproxy() -
     "kind",
     [SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL, SetKind.LOAD_BALANCER, SetKind.NODE_PORT_SCTP],
 )
-def test_an_entry_proves_only_that_the_virtual_server_that_it_names_belongs_to_ipvsproxy(kind: SetKind) -> None:
+def test_a_set_entry_proves_ownership_only_of_the_virtual_server_that_it_names(kind: SetKind) -> None:
     entry = examples.entry(kind, KEY)
     is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)
     assert is_ours(KEY)

@@ -1,6 +1,6 @@
 """Covers which Service gets a virtual server that several Services desire.
 
-The decision depends on the roles and the age of the Services, and on whether the Services are listed or remembered.
+The decision depends on the roles and the age of the Services, and on whether each Service is in the newest list.
 """
 
 import itertools
@@ -99,7 +99,7 @@ def test_a_service_whose_role_has_changed_gains_or_loses_the_virtual_server() ->
     assert entries(tables, YOUNG) == set()
 
 
-def test_a_listed_service_takes_precedence_over_a_remembered_service() -> None:
+def test_a_service_in_the_newest_list_takes_precedence_over_a_service_missing_from_the_list() -> None:
     tables = new_claims(by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.CLUSTER_IP))
     put(tables, by(OLD.remembered, SetKind.CLUSTER_IP))
     assert owner_of(tables) == YOUNG
@@ -110,6 +110,6 @@ def test_a_listed_service_takes_precedence_over_a_remembered_service() -> None:
     assert owner_of(tables) == OLD
 
 
-def test_a_remembered_service_keeps_its_cluster_ip_if_another_service_has_it_as_external_address() -> None:
+def test_a_service_missing_from_the_newest_list_keeps_its_cluster_ip_against_an_external_address() -> None:
     tables = new_claims(by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
     assert owner_of(tables) == OLD.remembered

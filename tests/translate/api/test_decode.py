@@ -194,7 +194,7 @@ def test_a_server_error_on_a_watch_is_passed_on_in_shortened_form(status: dict[s
         f'{{"type": "ADDED", "object": {{"spec": 1, "x": {TOO_DEEP}'.encode(),
     ],
 )
-def test_a_line_that_is_not_a_watch_event_is_undecodable_and_the_error_names_the_watch(line: bytes) -> None:
+def test_the_error_about_a_line_that_is_not_a_watch_event_names_the_watch(line: bytes) -> None:
     with pytest.raises(UndecodableError, match=r"^watch of Services: "):
         decode.decode_watch_line(ObjectKind.SERVICE, line)
 
@@ -267,7 +267,7 @@ _BYTES = st.binary(max_size=64) | strategies.JSON.map(lambda value: json.dumps(v
 
 
 @hypothesis.given(st.sampled_from(ObjectKind), _BYTES)
-def test_any_bytes_are_decoded_or_raise_undecodable_error(kind: ObjectKind, data: bytes) -> None:
+def test_decoding_arbitrary_bytes_raises_no_error_other_than_undecodable_error(kind: ObjectKind, data: bytes) -> None:
     with contextlib.suppress(UndecodableError):
         decode.decode_list(kind, data)
     with contextlib.suppress(UndecodableError):

@@ -41,9 +41,7 @@ def test_endpoints_of_a_slice_beyond_the_number_that_the_api_allows_are_not_used
 @pytest.mark.parametrize(
     ("count", "last"), [(20, "endpoints[19].addresses[0]: 'x19' is not an IP address"), (21, None), (500, None)]
 )
-def test_the_first_unusable_parts_of_a_slice_are_reported_individually_and_later_parts_are_only_counted(
-    count: int, last: str | None
-) -> None:
+def test_unusable_parts_of_a_slice_are_only_counted_after_the_first_20_have_been_reported(count: int, last: str | None) -> None:
     reasons = _reasons(_wide_slice([f"x{number}" for number in range(count)]))
     assert reasons[0] == "endpoints[0].addresses[0]: 'x0' is not an IP address"
     counted = f"endpoints[20].addresses[0]: 'x20' is not an IP address; {count - 20} such parts from here on"

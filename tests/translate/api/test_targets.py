@@ -74,7 +74,7 @@ def test_a_rejected_manifest_is_reported_with_the_fields_that_are_known(endpoint
 @pytest.mark.parametrize(
     ("port", "is_valid"), [({}, False), *(({"port": number}, 0 < number < 65536) for number in (0, 1, 65535, 65536))]
 )
-def test_only_ports_with_a_valid_number_yield_pods(port: dict[str, int], *, is_valid: bool) -> None:
+def test_a_port_without_a_valid_number_yields_no_pods(port: dict[str, int], *, is_valid: bool) -> None:
     found = targets.of_documents([_slice(POD, ports=[port])])
     assert list(found) == ([(WEB, builders.backend("10.244.0.1", port["port"]))] if is_valid else [])
 

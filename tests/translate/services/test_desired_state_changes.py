@@ -44,7 +44,7 @@ def test_ports_removed_from_a_service_leave_no_objects_behind() -> None:
 
 
 @pytest.mark.checklist(40, 49, 51)
-def test_a_service_that_becomes_a_load_balancer_gets_a_health_check_and_keeps_its_cluster_ip_ports() -> None:
+def test_a_service_gains_a_health_check_and_loses_nothing_when_it_becomes_a_load_balancer() -> None:
     plain, balancer = state_of(service("lb", *THREE_PORTS)), state_of(_balancer(*THREE_PORTS))
     assert members(SetKind.CLUSTER_IP, plain) == members(SetKind.CLUSTER_IP, balancer)
     assert frontends(plain) < frontends(balancer)
@@ -52,7 +52,7 @@ def test_a_service_that_becomes_a_load_balancer_gets_a_health_check_and_keeps_it
     assert (len(plain.rare.local_endpoints), len(balancer.rare.local_endpoints)) == (0, 1)
 
 
-def test_only_endpoints_for_a_port_of_the_service_count_for_the_health_check() -> None:
+def test_the_health_check_counts_only_endpoints_that_serve_a_port_of_the_service() -> None:
     other = endpoint_slice(endpoint("10.0.1.1"), service="lb", suffix="other", ports=[endpoint_port(9090, name="other")])
     mine = endpoint_slice(endpoint("10.0.1.2"), service="lb", suffix="mine", ports=[endpoint_port(9090, name="81")])
     counts = [

@@ -85,7 +85,7 @@ def test_packets_from_a_tunnel_reach_an_unready_endpoint_if_this_node_has_no_oth
 
 
 def test_packets_from_a_tunnel_reach_endpoints_of_weight_zero_if_this_node_has_no_other_endpoints() -> None:
-    """Another node may have sent a new connection before it learnt of the weight."""
+    """Another node may have sent a new connection by tunnel before that node learnt of the weight 0."""
     service, _ = _service("10.244.0.5")
     listed = [endpoint("10.244.0.5", zone="z1"), endpoint("10.244.0.6", zone="z2"), endpoint("10.244.1.5", OTHER_NODE, zone="z3")]
     for zones, weights, by_tunnel in (({"z1": 0}, (0, 1), (0, 1)), ({"z1": 0, "z2": 0}, (0, 0), (1, 1))):
@@ -97,7 +97,7 @@ def test_packets_from_a_tunnel_reach_endpoints_of_weight_zero_if_this_node_has_n
         assert here == [weights, by_tunnel]
 
 
-def test_connections_to_endpoints_of_a_node_without_direct_return_are_masqueraded() -> None:
+def test_connections_to_an_endpoint_are_masqueraded_if_its_node_has_no_direct_return() -> None:
     state = _shop("10.244.0.5", "10.244.1.5", view=_view(tunnel_ends={}))
     assert _weights(state.rare.scopes[0]) == {"10.244.0.5:8080": 1, "10.244.1.5:8080": 1}
     assert members(SetKind.NOT_DIRECT, state) == {"10.244.1.5,tcp:8080"}

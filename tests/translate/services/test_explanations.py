@@ -64,7 +64,7 @@ def test_an_endpoint_of_an_endpoint_slice_without_the_service_port_has_a_reason(
     assert use.port == 0
 
 
-def test_of_two_endpoints_with_one_address_the_unused_endpoint_is_reported_as_a_duplicate() -> None:
+def test_an_endpoint_is_reported_as_a_duplicate_if_another_endpoint_with_its_address_is_used() -> None:
     for other in (draining("10.244.0.1"), endpoint("10.244.0.1")):
         used, unused = builders.endpoint_slice(endpoint("10.244.0.1"), suffix="1"), builders.endpoint_slice(other, suffix="2")
         (port,) = _explain(builders.service(), used, unused).ports
@@ -98,7 +98,7 @@ def test_each_service_port_has_the_virtual_servers_of_its_own_number_and_protoco
     ]
 
 
-def test_each_family_has_its_own_virtual_servers_and_endpoints() -> None:
+def test_an_explanation_shows_virtual_servers_and_endpoints_of_each_ip_family_separately() -> None:
     service = builders.service(cluster=["10.96.0.10", "fd00:96::10"])
     slices = [
         builders.endpoint_slice(endpoint("10.244.0.1"), suffix="4"),

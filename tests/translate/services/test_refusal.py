@@ -144,7 +144,7 @@ def test_an_api_servers_address_is_served_as_a_cluster_ip_but_refused_as_an_exte
     assert refusal.admit(service("10.96.0.10", "10.96.0.1"), view, SETTINGS)[1]
 
 
-def test_a_cluster_ip_equal_to_the_nodes_address_is_refused_and_its_family_is_not_served() -> None:
+def test_no_address_of_a_family_is_served_if_the_cluster_ip_is_an_address_of_the_node() -> None:
     state = builders.translate(service(builders.NODE_ADDRESS, "203.0.113.5"), [], node_view(), SETTINGS)
     assert (state.virtual_servers, state.addresses) == ({}, ())
     assert [str(one) for one in state.rare.skipped] == [f"spec.clusterIPs: {builders.NODE_ADDRESS} is the address of this node"]
@@ -166,7 +166,7 @@ def test_addresses_of_the_api_servers_own_service_are_never_refused() -> None:
     assert refusal.admit(item, node_view(pod_networks=builders.networks("10.244.0.0/24")), SETTINGS) == (item, ())
 
 
-def test_a_service_without_refused_addresses_stays_the_same_object() -> None:
+def test_a_service_is_returned_without_a_copy_if_no_address_is_refused() -> None:
     item = service("10.96.0.10", "203.0.113.5")
     assert refusal.admit(item, node_view(), SETTINGS)[0] is item
 

@@ -34,7 +34,7 @@ def _address(key: bytes) -> str:
 
 
 def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], set[str]]:
-    """The addresses in the scope for the whole cluster, and the addresses in the scope for this node."""
+    """The addresses of the endpoints in the scope for the whole cluster, and in the scope for this node."""
     keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     cluster_used, local_used = (scope.used(keyed) for scope in _scopes(*endpoints, zone=zone))
     return {_address(key) for key in cluster_used}, {_address(key) for key in local_used}
@@ -100,7 +100,7 @@ def test_hints_for_other_zones_never_exclude_a_local_endpoint_from_traffic_with_
 
 
 @hypothesis.given(st.lists(strategies.ENDPOINTS, max_size=6), st.sampled_from(["zone-a", "zone-b", ""]))
-def test_traffic_only_goes_to_usable_endpoints_and_is_refused_only_if_there_are_none(
+def test_traffic_goes_only_to_usable_endpoints_and_is_refused_only_if_no_endpoint_is_usable(
     endpoints: list[Endpoint], zone: str
 ) -> None:
     keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
@@ -130,7 +130,7 @@ def test_each_unused_endpoint_has_a_reason(item: Endpoint, reason: topology.WhyN
     assert cluster.why_not(item.conditions) is reason
 
 
-def test_an_unready_endpoint_on_another_node_is_unused_for_local_traffic_because_of_its_node() -> None:
+def test_the_local_scope_gives_other_node_as_the_reason_even_if_the_endpoint_is_unready() -> None:
     there = dead(THERE, OTHER_NODE)
     _, local = _scopes(endpoint(HERE), there, zone="")
     assert local.why_not(there.conditions) is topology.WhyNot.OTHER_NODE
@@ -179,7 +179,7 @@ def test_the_order_contains_each_endpoint_once_and_does_not_depend_on_the_order_
 PORT = builders.service_port(80, name="http")
 
 
-def test_if_an_endpoint_slice_contains_an_address_twice_the_running_pod_is_used() -> None:
+def test_the_running_pod_is_used_if_an_endpoint_slice_contains_an_address_twice() -> None:
     twice = [draining("10.244.0.1"), endpoint("10.244.0.1"), draining("10.244.0.1"), endpoint("10.244.0.2")]
     for endpoints, expected in ((twice, ["10.244.0.1", "10.244.0.2"]), (twice[:2], ["10.244.0.1"])):
         item = builders.endpoint_slice(*endpoints, ports=[EndpointPort("http", Protocol.TCP, 8080)])

@@ -158,7 +158,7 @@ def test_weights_of_endpoint_slices_are_ignored_if_the_operator_does_not_allow_t
     assert weights(state) == {NEAR: 0, FAR: 0}
 
 
-def test_slow_start_increases_full_weights_unless_explicit_weights_are_given() -> None:
+def test_slow_start_gives_endpoints_the_weight_100_unless_a_slice_has_an_explicit_weight() -> None:
     state = state_of(annotated(scheduler="wlc", slow_start_s=30), SLICE)
     assert (weights(state), state.rare.slow_start_s) == ({NEAR: 100, FAR: 100}, 30)
     canary = weighty(endpoint_slice(endpoint("10.244.2.9", OTHER_NODE), suffix="canary"), 2)
@@ -267,7 +267,7 @@ def scoped(**values: Any) -> Service:
     return annotated(service, **values)
 
 
-def test_the_second_scope_has_the_annotated_settings_of_its_service() -> None:
+def test_scheduler_weights_and_thresholds_of_a_service_also_apply_to_its_second_scope() -> None:
     values = {"scheduler": "wrr", "weights": WeightRules({}, {"zone-b": 0}, 3), "thresholds": Thresholds(5)}
     state = state_of(scoped(**values), SLICE, settings=SCOPED)
     (scope,) = state.rare.scopes
