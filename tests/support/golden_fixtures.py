@@ -84,7 +84,6 @@ def desired(profile: str, phase: str) -> Mapping[str, Any]:
     """The recording of a phase. Virtual servers with the flag ``mh-port`` also get ``mh-fallback``.
 
     docs/differences.md, 70, has the reason.
-
     """
     recorded = recording(profile, phase)
     rows = {

@@ -85,7 +85,6 @@ def _scopes(
     """Each scope that has a virtual server by firewall mark, under a name.
 
     The name contains the first address of the scope instead of the mark.
-
     """
     for state in states:
         for scope in state.rare.scopes:

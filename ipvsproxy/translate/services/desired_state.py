@@ -64,7 +64,6 @@ class Translation:
     """Builds the desired state of a Service, one IP family after the other.
 
     Call ``adding``, then read the result from ``state``.
-
     """
 
     def __init__(self, service: Service, view: NodeView, settings: Settings, *, remembered: bool = False) -> None:
