@@ -135,8 +135,8 @@ def load_module(name: str) -> ModuleType:
     """Import a module that most command lines do not need; this function is faster than a plain import.
 
     The garbage collector is off during the import, because collections would find no garbage, but would take a tenth of the
-    import's time. If rich is installed, structlog would import rich to colour tracebacks, which ipvsproxy never prints. The
-    import of rich takes 0.2 s, more than any other import.
+    import's time. The module rich is hidden during the import, because structlog would import rich to colour tracebacks, which
+    ipvsproxy never prints. The import of rich takes 0.2 s, more than any other import.
     """
     # In ``sys.modules``, None means that a module cannot be imported. A module that is imported later, such as Textual, may need
     # rich.

@@ -1,10 +1,10 @@
 """Passes requests for the page into the demo's node, and the answers back, through files.
 
 The node may run on user-mode Linux, a separate kernel that shares only a directory with the host. With ``scripts/demo --stay``,
-this program runs on the host, and its argument is the shared directory. The program listens on 127.0.0.1, and writes the page's
-address to the file ``address``, and each request to a separate file. ``scripts.demo_node`` runs ``answer_all``. Each file is
-first written under another name and then renamed, so that no incomplete file is read. The commands of ``scripts/demo --shell``
-and their outputs are files, too.
+this program runs on the host, and its argument is the shared directory. The program listens on 127.0.0.1. It writes the page's
+address to the file ``address``, and writes each request to a file of its own. ``scripts.demo_node`` runs ``answer_all``. Each
+file is first written under another name and then renamed, so that no incomplete file is read. The commands of ``scripts/demo
+--shell`` and their outputs are files, too.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ PORT = 10249
 LONGEST_S = 10.0
 BETWEEN_S = 0.03
 MOST_BYTES = 16384
-"""The longest path of a request."""
+"""The largest length of a request's path, in bytes. The rest of a longer path is cut off."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -46,8 +46,8 @@ CLIENTS = (
     ("p1", "UDP", "10.96.0.53", 53, 0.1),
     ("p2", "TCP", "fd00:10:96::80", 80, 0.3),
 )
-"""The clients that send requests while the node stays. Each client has a source, a protocol, a target, a port, and the number of
-seconds between two requests."""
+"""The clients that send requests while the node continues to run (``--stay``). Each client has a source, a protocol, a target, a
+port, and the number of seconds between two requests."""
 
 PAGE = """
     outside                     the node                                     its pods

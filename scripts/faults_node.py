@@ -1,6 +1,6 @@
 """Starts ipvsproxy many times, and lets a different operation of the start fail each time; started by ``scripts/faults``.
 
-The exit status is 1 if anything was wrong.
+The exit status is 1 if a start broke a rule of ``starts.judge``.
 """
 
 import argparse

@@ -117,7 +117,7 @@ def test_wrong_flags_end_with_status_2_and_one_sentence_for_each_wrong_flag(
 @pytest.mark.parametrize(
     ("word", "hint"), [("frobnicate", ""), ("verfy", "; did you mean verify?"), ("Doctor", "; did you mean doctor?")]
 )
-def test_an_unknown_command_is_refused_with_the_most_similar_command(
+def test_the_refusal_of_an_unknown_command_suggests_the_most_similar_command(
     word: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([word]) == 2
@@ -210,7 +210,7 @@ def running(monkeypatch: pytest.MonkeyPatch, entered: list[str]) -> list[Running
         (["doctor"], ("doctor", "", False)),
     ],
 )
-def test_inspecting_commands_accept_the_flags_of_run(
+def test_commands_that_inspect_nodes_accept_the_flags_of_the_command_run(
     calls: list[Call], arguments: list[str], call: tuple[str, str, bool]
 ) -> None:
     assert cli.main(arguments) == 3

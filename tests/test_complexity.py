@@ -150,7 +150,7 @@ def cost_of_an_address_that_changes_hands(services: int) -> int:
     return stages["change"].total()
 
 
-def test_the_cost_of_a_service_address_that_another_node_takes_and_releases_is_independent_of_the_cluster_size() -> None:
+def test_the_cost_does_not_grow_with_the_cluster_if_a_node_takes_and_releases_a_service_address() -> None:
     assert cost_of_an_address_that_changes_hands(FEW) == cost_of_an_address_that_changes_hands(MANY)
 
 
@@ -364,7 +364,7 @@ field."""
 @contextlib.contextmanager
 def counting(stages: dict[str, Lines], stage: str) -> Iterator[None]:
     """Count the program's executed lines by function while the ``with`` block runs, and then store the counts in ``stages``."""
-    counters: dict[int, _Counter] = {}  # by ``id``, because the hash of a code object is computed from all of its content
+    counters: dict[int, _Counter] = {}  # the key is the ``id`` of a code object, because hashing the object itself is slow
 
     def calls(frame: types.FrameType, _event: str, _: object) -> Any:
         code = frame.f_code

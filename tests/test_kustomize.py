@@ -208,7 +208,7 @@ def test_the_command_in_the_platforms_page_prints_the_name_of_the_config_map_tha
     assert printed == built["ConfigMap"]["metadata"]["name"]
 
 
-def test_components_of_the_own_configuration_overlay_are_enabled_by_removing_their_comment_signs(manifests: pathlib.Path) -> None:
+def test_a_component_of_the_overlay_own_configuration_is_enabled_if_its_comment_sign_is_removed(manifests: pathlib.Path) -> None:
     overlay = manifests / "overlays/own-configuration/kustomization.yaml"
     text = overlay.read_text()
     offered = re.findall(r"^# (components:|  - ../../components/.+)$", text, re.MULTILINE)

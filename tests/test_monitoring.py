@@ -84,7 +84,7 @@ class OurNode:
         self.happen()
 
     def happen(self) -> None:
-        """Let a change, a failure, requests of all kinds, and traffic happen."""
+        """Cause a change, a failure, requests of all kinds, and traffic."""
         self._passed += 1
         self._scene.clock.now += 10
         self._scene.kernel.counters = {CLUSTER: Counters(*(self._passed * number for number in (1, 2, 3, 4, 5)))}
@@ -193,7 +193,7 @@ def test_every_query_of_the_dashboard_uses_the_variables_of_the_dashboard_to_sel
         for target in panel["targets"]:
             for name, chosen in SERIES.findall(target["expr"]):
                 used = {"cluster", "job", "node"} | ({"namespace", "service"} if "namespace" in target["expr"] else set())
-                if name != "ipvsproxy_build_info":  # this series is only joined with series that the variables limit
+                if name != "ipvsproxy_build_info":  # each query joins this series to a series that the variables filter
                     assert set(re.findall(r'(\w+)=~"\$\1"', chosen)) == used, panel["title"]
 
 

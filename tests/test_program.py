@@ -157,7 +157,7 @@ def virtual_servers() -> State:
 
 
 @pytest.mark.distribution
-async def test_the_program_applies_changes_from_the_api_server_and_a_restart_changes_no_kernel_object(
+async def test_a_restart_changes_no_kernel_object_after_changes_from_the_api_server_were_applied(
     server: ApiServer, tmp_path: pathlib.Path
 ) -> None:
     # Only the Service that the test deletes has a UDP port, so that the restarted program need not read conntrack flows of UDP

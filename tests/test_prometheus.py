@@ -40,8 +40,8 @@ LABELS = {
     "container": "ipvsproxy",
     "endpoint": "metrics",
 }
-"""The labels that a PodMonitor gives to a target, the label ``node``, which relabelling adds, and the label ``cluster``, which a
-Prometheus of several clusters needs."""
+"""The labels of the target. Relabelling adds ``node``, a Prometheus server that scrapes several clusters needs ``cluster``, and a
+PodMonitor adds all other labels."""
 OF_KUBE_PROXY = 'cluster="one", job="kube-proxy"'
 MIXIN = {
     "Up": "sum(up{S})",

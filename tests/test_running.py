@@ -130,7 +130,7 @@ def warnings(folder: pathlib.Path) -> list[str]:
     return [line for line in (folder / "log").read_text().splitlines() if "level=info" not in line]
 
 
-def test_after_a_run_with_init_only_the_program_needs_one_capability_and_writes_no_kernel_setting(folder: pathlib.Path) -> None:
+def test_the_program_needs_one_capability_and_writes_no_sysctl_after_a_run_with_the_flag_init_only(folder: pathlib.Path) -> None:
     prepared = ipvsproxy(folder, "--init-only", *FLAGS)
     assert "path=net/ipv4/vs/conntrack value=1 before=0" in prepared
     assert "event=node_prepared" in prepared

@@ -1,7 +1,7 @@
 """Delivers each scenario of ``tests/scenarios`` in several ways; a scenario has phases, and each phase is a state of the API.
 
-With every way of delivery, no operation is pending after a phase, and the kernel has the same objects as an empty kernel on which
-only the state of this phase is programmed. The method comes from ``testExpanders`` in projectcalico/calico.
+After each phase, no operation may be pending, whatever the way of delivery. The kernel must have the same objects as a kernel
+that was empty before the phase was programmed. The method comes from ``testExpanders`` in projectcalico/calico.
 """
 
 import itertools
@@ -122,7 +122,7 @@ async def deliver(states: Sequence[State], kernel: fake_kernel.FakeKernel, *, re
 )
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 @in_virtual_time
-async def test_each_state_is_programmed_whichever_way_it_is_delivered(
+async def test_the_kernel_matches_each_state_of_a_scenario_however_the_state_is_delivered(
     path: pathlib.Path, expand: Callable[[Sequence[State]], Iterator[Story]]
 ) -> None:
     for states, restarted in expand(read_states(path)):

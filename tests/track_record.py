@@ -1,8 +1,8 @@
 """The faults of docs/track-record.md: for each fault, today's tests must fail on the last version of ipvsproxy with the fault.
 
-``scripts/track-record`` unpacks the package of the row's commit into build/track-record, and then runs the command of the row.
-The old package is the program under test if the command is one of ``scripts/``; otherwise pytest imports the old package. The
-command must fail with the symptom of the row.
+Each row of the page's tables describes one fault. ``scripts/track-record`` unpacks the package ``ipvsproxy`` of the row's commit
+into build/track-record, and then runs the row's command. The old package is the program under test if the command is one of
+``scripts/``; otherwise pytest imports the old package. The command must fail with the symptom of the row.
 """
 
 import argparse

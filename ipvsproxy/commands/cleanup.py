@@ -43,8 +43,8 @@ _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
 class Extent(NamedTuple):
     """The chains, jumps and sets that a cleanup removes.
 
-    If ``only_own`` is false, the cleanup also removes the objects that kube-proxy knows, such as virtual servers with an address
-    and the device.
+    If ``only_own`` is false, the cleanup also removes the objects that kube-proxy knows, such as the device ``kube-ipvs0`` and
+    the virtual servers that have an address.
     """
 
     chains: tuple[ChainKey, ...] = skeleton.CHAINS

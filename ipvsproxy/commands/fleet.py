@@ -234,7 +234,10 @@ def _silent(node: FleetNode, why: str) -> FleetNode:
 
 
 def _troubles(health: HealthAnswer) -> Iterator[tuple[Fault, Sequence[str]]]:
-    """Each kind of fault with the sentences that describe the fault; without sentences, the node does not have the fault."""
+    """Yields kinds of fault, each with the sentences that describe the fault.
+
+    If there are no sentences, the node does not have the fault.
+    """
     mine = health.ipvsproxy
     waits = [f"the first list of {kind} is not complete" for kind in health.waiting_for_first_lists]
     unmet = [f"the kernel setting {path} is {value}" for path, value in health.unmet_settings.items()]

@@ -1,4 +1,4 @@
-"""What ``ipvsproxy top`` shows: the daemon's documents as text in lines and columns."""
+"""Turns the daemon's documents into the lines and columns of text that ``ipvsproxy top`` shows."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -160,7 +160,7 @@ class Servers:
 class Logging:
     """Settings of the log; ``verbosity`` is klog's verbosity, where 0 is the default level.
 
-    ``profiling``: HTTP requests may change the verbosity.
+    If ``profiling`` is true, HTTP requests may change the verbosity.
     """
 
     format: Format = Format.TEXT

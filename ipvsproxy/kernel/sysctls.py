@@ -90,7 +90,7 @@ class SysctlDriver:
         if device := _FLAGS_OF_DEVICE.fullmatch(path):
             _set_flags(device[1], int(value, 16))
             return
-        # ``write_text`` would create a file in an ordinary directory if the setting does not exist.
+        # If the setting does not exist and the root is an ordinary directory, as in tests, ``write_text`` would create a file.
         descriptor = os.open(self._root / path, os.O_WRONLY)
         try:
             os.write(descriptor, f"{value}\n".encode())

@@ -10,7 +10,7 @@ from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 PREFIX = "ipvsproxy.io/"
 """The prefix of our annotations."""
 HIGHEST_WEIGHT = 65535
-"""The highest weight of an endpoint, as with ipvsadm."""
+"""The highest weight that an annotation can give to an endpoint. ipvsadm has the same limit."""
 LONGEST_S = 3600
 """The longest time that an annotation may ask for, in seconds."""
 MOST_CONNECTIONS = 1_000_000

@@ -97,7 +97,10 @@ def render_record(former: Mapping[str, str]) -> str:
 
 
 def parse_record(alias: str) -> dict[str, str]:
-    """The former values of sysctls by path that an alias records; empty if the alias is empty or belongs to another program."""
+    """The former values of sysctls that an alias records, by the path of the sysctl.
+
+    Empty if the alias is empty or belongs to another program.
+    """
     values = alias.removeprefix(_RECORD_HEAD).split() if alias.startswith(_RECORD_HEAD) else []
     return {path: value for path, _, value in (one.partition("=") for one in values)}
 

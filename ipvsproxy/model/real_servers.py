@@ -140,7 +140,7 @@ class EvenWeights(Weights):
         return _plain(self.packed, self._size)
 
     def keys(self) -> KeysView[RealServerKey]:
-        """The keys, in a view like the view of a dictionary; each call makes new objects."""
+        """The keys as a dictionary view. Each call creates a new dictionary with new key objects."""
         return self.unpacked().keys()
 
     def items(self) -> ItemsView[RealServerKey, int]:

@@ -182,8 +182,8 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``service.kubernetes.io/headless``. ``family`` is None if the slice's address type has no IP addresses (FQDN).
 
     ``addresses`` holds the packed addresses of all endpoints, one after the other, and ``conditions`` holds their conditions in
-    the same order. In a large cluster, one object per endpoint would take most of the memory, and the endpoints have only few
-    different conditions.
+    the same order. In a large cluster, one object per endpoint would take most of the memory. Endpoints with equal conditions
+    share one object, because there are only few different conditions.
 
     ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch; 0 means that
     the annotation is absent. The annotation gives the time at which a change of endpoints began; slices that differ only in

@@ -128,7 +128,7 @@ class IpSet(NamedTuple):
 
 
 IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kind in SetKind for ip_set in (IpSet(kind, family),)}
-"""Every set by its name in the kernel."""
+"""All sets; the key of a set is its name in the kernel."""
 
 
 @KernelKind("set", DriverName.IPSET)

@@ -20,9 +20,9 @@ class Clients(enum.Enum):
     """The clients that the endpoints of a ``ClusterScope`` serve.
 
     The value of each member is the kind of the set that gives the scope's mark to the packets of these clients. ``OF_NODE``:
-    processes and pods on this node, for addresses with externalTrafficPolicy Local. ``OUTSIDE``: clients outside of the cluster,
-    for addresses with direct return. ``BY_TUNNEL``: clients outside of the cluster whose packets another node has sent to this
-    node by tunnel.
+    processes and pods on this node, for addresses with externalTrafficPolicy Local. ``OUTSIDE``: clients outside of the cluster
+    that use an address with direct return. ``BY_TUNNEL``: clients outside of the cluster whose packets another node has sent to
+    this node by tunnel.
     """
 
     OF_NODE = SetKind.SCOPE
@@ -31,7 +31,7 @@ class Clients(enum.Enum):
 
 
 class ClusterScope(msgspec.Struct, frozen=True, gc=False):
-    """The endpoints that serve only some of the clients of a Service port's external addresses, in one IP family.
+    """The endpoints that ``clients`` reach at the external addresses of a Service port, in one IP family.
 
     ``virtual_servers`` are the virtual servers of the port's external addresses, with the endpoints for all other clients.
     ``protocol`` and ``port`` are the protocol and port of the Service port. ``settings``, ``weights`` and ``thresholds`` belong

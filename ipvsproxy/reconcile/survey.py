@@ -48,11 +48,12 @@ class Sides(NamedTuple):
 class Statistics:
     """Counts of desired and observed objects, at one moment.
 
-    ``virtual_servers`` and ``observed`` are in the same order. ``foreign`` has the keys of virtual servers that do not belong to
-    ipvsproxy. ``set_entries`` has a count for each set. ``pending`` and ``drifted`` have a count for each kind of kernel object.
-    ``conflicts`` counts the combinations of address and port that several Services desire. ``without_scope`` counts the Service
-    ports that have no mark for their second scope. ``waiting_removals`` is the number of real servers at weight 0 whose removal
-    is postponed. ``oldest_drain_age_s`` is 0 if no real server drains.
+    ``virtual_servers`` has the keys of all observed virtual servers, and ``observed`` has their observed states in the same
+    order. ``foreign`` has the keys of virtual servers that do not belong to ipvsproxy. ``set_entries`` has a count for each set.
+    ``pending`` and ``drifted`` have a count for each kind of kernel object. ``conflicts`` counts the combinations of address and
+    port that several Services desire. ``without_scope`` counts the Service ports that have no mark for their second scope.
+    ``waiting_removals`` is the number of real servers at weight 0 whose removal is postponed. ``oldest_drain_age_s`` is 0 if no
+    real server drains.
     """
 
     virtual_servers: Sequence[VirtualServerKey]
@@ -86,8 +87,9 @@ class Survey:
     def subjects(self) -> tuple[list[str], list[str]]:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include.
 
-        The sets are all desired sets, and all sets that only scopes use, whether or not a Service desires the set now. The result
-        includes the sets of direct return until all sets have been read once, and as long as the kernel has the sets.
+        The sets are all desired sets, and all sets that only scopes use, whether or not a Service desires the set now. Until all
+        sets have been read once, the result includes the sets of direct return. After that, it includes such a set only if the
+        set is desired or the kernel has it.
         """
         tables = self._tables
         left = tables.sets.observed if tables.scopes.has_observed_all else IP_SETS.values()
@@ -125,7 +127,7 @@ class Survey:
         return frozenset(desired.union(going))
 
     def routed(self, keys: Iterable[VirtualServerKey], *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """The virtual servers among ``keys`` whose address a route makes local, or will make local.
+        """The virtual servers among ``keys`` for whose address a local route exists or is desired.
 
         ``settled`` has the same meaning as for ``refused``.
         """
@@ -227,7 +229,7 @@ class Survey:
         return {**dict.fromkeys(table.desired), **dict.fromkeys(table.observed)}
 
     def sides(self, key: VirtualServerKey) -> Sides:
-        """The desired and the observed side of a virtual server."""
+        """The desired and the observed state of a virtual server, and whether it is foreign."""
         table = self._tables.virtual_servers
         return Sides(table.desired.get(key), table.observed.get(key), key in table.foreign)
 

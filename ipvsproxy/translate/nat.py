@@ -55,8 +55,8 @@ TO_PORT_FROM = (*TO_PORT, Side.SOURCE)
 FROM_PORT = (Side.SOURCE, Side.DESTINATION)
 """One side of a packet for each field of an entry, as in iptables' ``--match-set NAME dst,dst,src`` (``TO_PORT_FROM``).
 
-``TO`` is the destination address, or the port for a set of ports; ``TO_PORT`` is address and port of the destination. The four
-constants above use the destination that a packet has when the rule is evaluated.
+``TO`` is the destination address or, for a set of ports, the destination port. ``TO_PORT`` is the destination address and the
+destination port. The four constants above use the destination that a packet has when the rule is evaluated.
 """
 ORIGINALLY_TO = (Side.ORIGINAL_DESTINATION,)
 ORIGINALLY_TO_PORT = (Side.ORIGINAL_DESTINATION, Side.ORIGINAL_DESTINATION)

@@ -69,7 +69,8 @@ SCOPE_CHAINS: tuple[ChainKey, ...] = (
     ChainKey("mangle", SCOPE_MARK),
     ChainKey("nat", SCOPE_MASQUERADE),
 )
-"""The chains that exist only while an external address has two scopes."""
+"""The chains of traffic scopes. They exist only while an external address has two scopes, or while rules guard a tunnel
+device."""
 DIRECT_CHAINS: tuple[ChainKey, ...] = (ChainKey("mangle", DIRECT_ANSWERS),)
 """The chains that exist only while an external address has direct return."""
 CHAINS: tuple[ChainKey, ...] = (*KUBE_PROXY_CHAINS, *SCOPE_CHAINS, *DIRECT_CHAINS)
@@ -159,8 +160,8 @@ def build_skeleton(
 
 
 _SEGMENT_SIZES: Mapping[Family, int] = {Family.IPV4: 1500 - 20 - 40, Family.IPV6: 1500 - 40 - 60}
-"""The largest TCP segments of clients outside the cluster; the tunnel between two nodes adds another header to the packets of
-these clients."""
+"""The largest size of TCP segments from clients outside the cluster, in bytes. This size leaves room for the header that the
+tunnel between two nodes adds to each packet."""
 
 
 def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
@@ -274,8 +275,8 @@ def local_pod_networks(family: Family, settings: Settings, view: NodeView) -> It
 
     Some network plug-ins, such as Calico with its own address management, ignore ``spec.podCIDRs``. If a plug-in ignores
     ``spec.podCIDRs``, a pod on another node may have an address in the ranges of this node's Node object. If a plug-in uses
-    ``spec.podCIDRs``, this node itself has an address in the ranges. A network that contains the Node's own address is the
-    network of the nodes, and its pods may be on any node.
+    ``spec.podCIDRs``, this node itself has an address in the ranges. The network of an interface is left out if it contains the
+    Node's own address, because it is then the network of the nodes, and its pods may be on any node.
     """
     clusters = list(_cluster_networks(family, settings))
     own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]

@@ -205,7 +205,10 @@ def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: T
 
 
 def _entry(match: SetMatch, connection: TracedConnection) -> SetEntry:
-    """The set entry that a match looks up, with the source or destination that the match names."""
+    """The set entry that a match looks up for a connection.
+
+    An address in the entry is the source or the destination, as the match demands.
+    """
     asked = connection.virtual_server
     if IP_SETS[match.set].type is SetType.PORT:
         return SetEntry(match.set, port=asked.port)

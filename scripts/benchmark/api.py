@@ -24,7 +24,8 @@ class MemoryApi:
     All pages are read into the same buffer, chunk by chunk. Measurements therefore leave out the memory in which an HTTP client
     would hold a whole page.
 
-    ``first_byte_s`` is the time of the first page; ``sent_lines`` counts the lines sent to watches.
+    ``first_byte_s`` is the time (of ``time.perf_counter``) when the server began to send the first page. ``sent_lines`` counts
+    the lines sent to watches.
     """
 
     def __init__(self, pages: pathlib.Path) -> None:

@@ -48,8 +48,8 @@ START_LIMIT_S = 600
 each address if there are very many addresses."""
 BACKENDS = ("iptables", "nftables")
 BACKEND_RATIOS: Mapping[tuple[int, int], float | None] = {SMALL[1]: 2.5, MAIN: None, LARGEST: None}
-"""The largest ratio of a start with nftables to its replay. None: no limit. If a start of 1,000 Services runs other programs, it
-spends most of its time on these programs."""
+"""With nftables, the largest allowed ratio of a start's time to the time of its replay, for each size of a cluster. None means no
+limit. If a start of 1,000 Services runs other programs, it spends most of its time on these programs."""
 ONE_MORE = ((10_000, 1), LARGEST)
 """Two sizes of a cluster. One more endpoint or Service must cost the same at both sizes."""
 CHANGES = 500
@@ -98,7 +98,7 @@ class Case:
 
 
 class Side(NamedTuple):
-    """A variant of a case: its flags, and the largest allowed seconds, ratio to the replay, and number of processes."""
+    """A variant of a case: its flags, and its upper limits for seconds, ratio to the replay, and number of processes."""
 
     flags: Sequence[str]
     most_s: float | None = None
@@ -113,7 +113,8 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
     """
     repeats = 2 if quick else 3
     churn_s = 10 if quick else 60
-    # The short churn has a different name than the long churn, because memory and backlog have less time to grow.
+    # The short churn has another name, because its figures cannot be compared with the figures of the long churn: memory and
+    # backlog have less time to grow.
     churn = "churn of 10 s" if quick else "churn"
     cases = [
         _start(MAIN, repeats=repeats, target=3.0),
@@ -253,7 +254,7 @@ def _recording(size: Sequence[int | str]) -> str:
 
 
 def _typical(found: Sequence[Found], pick: Pick = statistics.median) -> Found:
-    """Combine repeated measurements by the median of each figure, or by another selection.
+    """Combine repeated measurements into one: for each figure, ``pick`` chooses the value, by default the median.
 
     The result is not the median of ratios, because a single slow replay would make the ratio of its pair look good.
     """
@@ -261,7 +262,7 @@ def _typical(found: Sequence[Found], pick: Pick = statistics.median) -> Found:
 
 
 def _relative(ratio: Callable[[Found, Found], float], sides: Sequence[Sequence[Found]], pick: Pick) -> float:
-    """Divides the ratio of the last two figures by the ratio of the first two figures."""
+    """Divides the ratio of a size's start and replay (the last two sides) by that of ``MAIN`` (the first two sides)."""
     main_start, main_replay, start, replay = (_typical(side, pick) for side in sides)
     return ratio(start, replay) / ratio(main_start, main_replay)
 
@@ -275,7 +276,7 @@ def _most_resident_mb(size: tuple[int, ...]) -> float | None:
 
 
 def _without_addresses(start: Found, replay: Found) -> float:
-    """The ratio without the kernel's time for addresses.
+    """The duration of the start divided by the duration of the replay, both without the time that the kernel needs for addresses.
 
     The kernel's time for addresses grows quadratically, and is the same for the start and the replay.
     """

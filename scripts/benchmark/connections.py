@@ -93,7 +93,8 @@ def main() -> None:
         ip("link set lo up", f"address add {PODS}/30 dev eth0", "link set eth0 up", f"route add local {network} dev lo")
         listening = socket.create_server(("", POD_PORT), backlog=MOST)
     with listening:
-        # A new device transmits only after a moment, and the kernel must first resolve the neighbour's address.
+        # The first connection takes longer than later connections, because a new device transmits only after a moment, and
+        # because the kernel must resolve the neighbour's address.
         connect(workload.pod_address(0), POD_PORT)
         print("ready", flush=True)
         for line in sys.stdin:

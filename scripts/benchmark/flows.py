@@ -19,7 +19,7 @@ from tests.support import fake_netlink
 PART_SIZE = 32_000
 """The kernel sends at most 32 KiB at once."""
 PARTS = 8
-"""The number of recorded parts of a listing. The parts are played in turn."""
+"""The number of recorded parts of a listing. The fake socket sends the parts one after the other, again and again."""
 SERVICE, POD, GONE = (parse_address(text) for text in ("10.96.0.10", "10.244.0.5", "10.244.0.6"))
 _SEQUENCE = struct.Struct("=I")
 _LISTING = 0x101

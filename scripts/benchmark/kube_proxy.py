@@ -42,7 +42,7 @@ FIGURES = (
     ("restart_processor_s", "restart: processor s until then"),
     ("restart_started", "restart: processes and threads started until then"),
 )
-"""Each result of ``beside`` and its name in a row."""
+"""The key of each result of ``beside``, and the text that stands for it in a row of the report."""
 
 
 class UnusableError(Exception):

@@ -1,4 +1,4 @@
-"""Measures how the program spends its time, and what it sends to the kernel, from inside its process.
+"""Measures, from inside the program's process, how the program spends its time and what it sends to the kernel.
 
 A phase is a function of the program whose calls are timed, by wall-clock time and by the processor time of its thread. Phases run
 once per page, chunk or sync, never once per object.

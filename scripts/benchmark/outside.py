@@ -179,7 +179,8 @@ def has_synced(metrics: str) -> bool:
 async def start_once(command: str) -> None:
     """Load the proxy's files into the page cache, so that the first measurement does not include this time.
 
-    The Python modules of ipvsproxy are compiled, because a checkout may lack compiled modules, unlike an installation by pip.
+    This function also compiles the Python modules of ipvsproxy: an installation by pip has compiled modules, but a checkout may
+    lack them.
     """
     compileall.compile_dir(PACKAGE, quiet=1)
     first = await asyncio.create_subprocess_exec(*shlex.split(command), "--version", stdout=asyncio.subprocess.DEVNULL)
@@ -188,7 +189,10 @@ async def start_once(command: str) -> None:
 
 @contextlib.asynccontextmanager
 async def running(command: str, url: str, places: Places, *more_flags: str) -> AsyncIterator[Proxy]:
-    """Start the proxy with this command (a program, and words before kube-proxy's flags), and stop it at the end of the block."""
+    """Start the proxy, and stop it at the end of the block.
+
+    ``command`` is a program, and any arguments that precede kube-proxy's flags.
+    """
     with tempfile.TemporaryDirectory() as directory:
         folder = pathlib.Path(directory)
         flags = (
@@ -204,7 +208,7 @@ async def running(command: str, url: str, places: Places, *more_flags: str) -> A
         )
         log = folder / "log"
         with log.open("w") as opened:
-            environment = {**os.environ, "KUBE_FEATURE_WatchListClient": "false"}  # the tests' API server supports lists only
+            environment = {**os.environ, "KUBE_FEATURE_WatchListClient": "false"}  # the tests' API server has no streaming lists
             words = [*shlex.split(command), *flags]
             process = await asyncio.create_subprocess_exec(*words, stdout=opened, stderr=opened, env=environment)
         try:

@@ -81,7 +81,7 @@ def measure(
                 "churn": lambda: steadily.churn(churn_s),
             }
             figures |= {name: await part() for name, part in known.items() if name in parts}
-            await _scraped()  # the metrics of a real node are scraped, too
+            await _scraped()  # a scrape needs memory, and a real node is scraped, too
             figures["resident_after_mb"] = meter.resident_mb()
             return figures
 
@@ -408,7 +408,7 @@ class _Steady:
             finally:
                 self._meter.step()
                 writer.close()
-                process.kill()  # the feeder has ended, or waits for a reader; waiting for the feeder would block the event loop
+                process.kill()  # without this kill, wait() would block the event loop until the feeder ends
                 process.wait()
 
     async def _churn(self, began_s: float, count: int) -> Figures:

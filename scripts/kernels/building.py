@@ -105,7 +105,7 @@ def source() -> tuple[str, str]:
     """Find the version of the source, and the configuration to build it with.
 
     Raises:
-        BuildError: one of Debian's packages is not installed.
+        BuildError: the Debian package of the source, or of user-mode Linux, is not installed.
 
     """
     version = output_of("dpkg-query", "--show", "--showformat=${Version}", PACKAGE)
@@ -129,7 +129,7 @@ def only_build() -> Iterator[None]:
 
 
 def replace(configuration: str, made_of: str) -> None:
-    """Build, and put the result in place of the former kernel."""
+    """Build the kernel and its modules, and replace the result of the former build by them."""
     unfinished = BUILT.with_name("nf-tables-kernel.unfinished")
     if unfinished.exists():  # a killed build left this folder behind
         shutil.rmtree(unfinished)
@@ -166,7 +166,7 @@ def modules() -> tuple[str, ...]:
 
 
 def configured(debians: str) -> str:
-    """Return Debian's configuration with the differences in CHOSEN, as the kernel's .config."""
+    """Return the text of the kernel's .config: Debian's configuration, changed by the options in CHOSEN."""
     options = {f"CONFIG_{name}": value for value, names in CHOSEN.items() for name in names.split()}
     kept = [line for line in debians.splitlines() if line.removeprefix("# ").replace(" ", "=").split("=")[0] not in options]
     return "\n".join([*kept, *(f"{name}={value}" for name, value in options.items())]) + "\n"

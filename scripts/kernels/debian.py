@@ -54,7 +54,7 @@ class DebianKernel:
     def start(self, directory: pathlib.Path, size: guest.Size, log: IO[bytes]) -> Iterator[guest.Started]:
         """See guest.Guest.
 
-        QEMU writes to files, because it discards output that does not fit into a full pipe.
+        QEMU writes the output to files, because QEMU would discard output whenever a pipe was full.
         """
         initramfs = make_initramfs(directory)
         (kernel,) = FILES.glob("boot/vmlinuz-*")
@@ -91,7 +91,8 @@ def written(name: str, path: pathlib.Path) -> list[str]:
 
 def shared(name: str, path: pathlib.Path, *more: str) -> list[str]:
     """Return the arguments of QEMU for a directory of the host that the guest can mount by this name."""
-    # Ownership is stored only if permitted: if the caller is not root, new files belong to the caller.
+    # With security_model=none, QEMU ignores a failure to set a file's owner: if the caller is not root, new files belong to the
+    # caller.
     options = ("local", f"id={name}", f"path={quoted(path)}", "security_model=none", "multidevs=remap", *more)
     return ["-fsdev", ",".join(options), "-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
 

@@ -32,7 +32,8 @@ SHOWN_WITHIN_S = patience.seconds(60.0)
 """The longest wait until ``/healthz`` reports that a part of the kernel cannot be read."""
 ANSWERED_WITHIN_S = patience.seconds(5.0)
 ACKNOWLEDGED_S = 0.5
-"""The wait until a client has acknowledged an answer: Linux delays an acknowledgement by 40 ms (TCP_DELACK_MIN) to 200 ms."""
+"""The time after which a client has certainly acknowledged an answer, in seconds. Linux delays an acknowledgement by 40 ms
+(TCP_DELACK_MIN) to 200 ms."""
 PROGRAMMED_WITHIN_S = patience.seconds(60.0)
 """The longest wait until a change is in force while the program lacks an optional resource."""
 OPENED_WITHIN_S = patience.seconds(30.0)

@@ -20,13 +20,13 @@ from tests.support import api_server, api_store, patience
 T = TypeVar("T")
 
 WITHIN_S = patience.seconds(60.0)
-"""The longest wait until the server's thread has finished a call; some calls wait for the program."""
+"""The longest wait, in seconds, for a call that runs in the server's thread. Some calls end only after the program has acted."""
 BACKUPS = 4
 """The number of the latest changes that a restored backup does not contain."""
 REFUSALS = 2
 """How many successive requests are refused."""
 UNREADABLE_S = 1.0
-"""The pause between two changes. During this pause, the program applies the first change."""
+"""The seconds for which a broken manifest, or a link without a target, stays after the other manifests have changed."""
 GARBAGE = "garbage.yaml"
 GARBAGE_LINE = b"{]\n"
 
@@ -101,7 +101,10 @@ class Directory:
 
 
 class Server:
-    """An API server behind a proxy; both run in a separate thread. ``flag`` is the program's flag that names this source."""
+    """An API server behind a proxy; both run in a separate thread.
+
+    ``flag`` is the flag that makes the program use this API server.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._proxy = SilentProxy()

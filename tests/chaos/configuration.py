@@ -39,7 +39,7 @@ class Configuration:
         self.write(SCHEDULERS[0])
 
     def move(self, backend: Backend) -> None:
-        """Write into the file that this backend holds the rules and sets."""
+        """Replace the file by a file in which ``rulesBackend`` is this backend."""
         self.backend = backend
         self.write(self.scheduler)
 

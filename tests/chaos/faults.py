@@ -38,9 +38,9 @@ class Order(NamedTuple):
 
 
 class Faults:
-    """The file with the orders, used by both tests and sockets.
+    """Passes orders for faults from a test to the program's sockets, through a file.
 
-    Tests call ``order`` and ``end``; sockets call ``ordered`` and ``done``.
+    Tests call ``order`` and ``end``; the sockets of the program under test (``faulty_socket``) call ``ordered`` and ``done``.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Counts over all histories: changes, faults and drift, and the results of clients."""
+"""Sums over all histories: the changes, faults and drift in each history, and the results of its clients' requests."""
 
 import dataclasses
 import statistics
@@ -18,7 +18,8 @@ class Figures:
     ``patient_heals_s`` has the times of repairs that the program delayed because the same drift had returned; ``readings_s`` has
     the duration of each read of the kernel. ``lost`` counts requests that failed without drift; ``lost_to_drift`` counts requests
     that failed during drift. ``broken`` counts connections lost without drift, and ``broken_by_drift`` counts connections lost
-    during drift. ``used`` has the resource usage of each process, by the number of the process.
+    during drift. ``used`` has the measurements of each process's resource usage. Its keys number the processes in the order of
+    their starts.
     """
 
     histories: int = 0

@@ -98,7 +98,7 @@ def test_each_kind_of_drift_of_rules_and_sets_has_an_equivalent_in_nftables() ->
     assert len(set(nft_drift.TWINS.values())) == len(nft_drift.TWINS)
 
 
-def test_rules_that_do_something_other_than_their_comments_say_are_reported() -> None:
+def test_a_rule_is_reported_if_its_expressions_change_although_its_comment_stays_the_same() -> None:
     def table(verdict: str) -> list[tuple[str, Any]]:
         rule = {"chain": "IPv4-nat-KUBE-SERVICES", "comment": "-j RETURN", "expr": [{verdict: None}]}
         return [("chain", {"name": "IPv4-nat-KUBE-SERVICES", "handle": 1}), ("rule", rule)]

@@ -33,8 +33,8 @@ FOUND: dict[Moment, str] = {
 """A pattern for each kind of bad moment. If the program's fix for this kind is removed, the suite must report a matching
 violation."""
 SLOWLY_FOUND = set(FOUND) - {Moment.FULL_RELOAD}
-"""The moments whose missing fix is found only after half a minute or more, because the history waits for an event that never
-happens."""
+"""The bad moments for which the suite needs half a minute or more to notice that the fix is missing, because the history waits
+for an event that never happens."""
 
 
 @pytest.fixture(scope="module", name="node")
@@ -155,6 +155,6 @@ def test_the_node_recovers_from_each_kind_of_harm(node: lab.Lab, tmp_path: Path,
 def test_the_suite_detects_a_program_from_which_a_fix_was_removed(
     node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # shorter, because the condition never holds
+    monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # shorter, because the awaited state is never reached
     with pytest.raises((Violation, ProgramError), match=FOUND[kind]):
         live_through(node, tmp_path, kind, without=kind)

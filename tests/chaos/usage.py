@@ -71,7 +71,7 @@ def _listening(process: Path, targets: Collection[str]) -> Mapping[str, int]:
 
 
 def _targets(process: Path) -> list[str]:
-    """The targets of the open descriptors."""
+    """The targets of the links in ``/proc/PID/fd``, one for each open descriptor of the process."""
     return [_target(link) for link in (process / "fd").iterdir()]
 
 

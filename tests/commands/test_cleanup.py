@@ -197,7 +197,7 @@ def test_cleanup_reports_rules_that_it_cannot_read_or_remove_but_still_removes_a
     assert not kernel.device
 
 
-def test_cleanup_reports_a_leftover_chain_with_the_foreign_rule_that_jumps_to_the_chain(kernel: FakeKernel) -> None:
+def test_cleanup_reports_a_leftover_chain_and_names_the_foreign_rule_that_jumps_to_it(kernel: FakeKernel) -> None:
     left = Tables()
     reference = Reference(ChainKey("filter", "MINE"), f"-j {CHAIN.chain}", CHAIN)
     left.put(USED, LeftRules(chains={CHAIN: 2}, references=(reference,)))
@@ -357,7 +357,7 @@ def test_ipvsproxy_can_start_during_a_dry_run_of_the_cleanup(monkeypatch: pytest
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("variant", Variant)
-def test_cleanup_lists_and_removes_rules_of_kube_proxys_iptables_mode_and_keeps_rules_of_other_programs(variant: Variant) -> None:
+def test_cleanup_lists_and_removes_only_the_rules_of_kube_proxys_iptables_mode(variant: Variant) -> None:
     families = commands(variant)
     for family, program in families.items():
         run(f"{program}-restore", "--noflush", stdin=left_rules.iptables_mode(family))

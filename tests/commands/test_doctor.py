@@ -311,7 +311,7 @@ def test_doctor_treats_a_scheduler_in_use_as_available_and_ports_of_our_own_proc
     assert _judge(observation=seen, modules={"ip_vs_rr": ModuleState.UNKNOWN}, listeners=ours) == []
 
 
-def test_doctor_prints_first_faults_with_remedies_then_notes_and_then_one_line_of_topics_that_are_ok() -> None:
+def test_doctor_prints_faults_with_remedies_before_notes_and_lists_the_topics_that_are_ok_last() -> None:
     findings = [
         ok("kernel", "Linux 6.1"),
         note("sysctl", "net/ipv4/ip_forward is 0, desired 1", "run sets it"),

@@ -157,7 +157,7 @@ async def test_explain_says_for_a_pod_why_each_service_uses_or_does_not_use_the_
     assert await _synced_text("10.244.1.1", *WEB) == ["endpoint 10.244.1.1 on node-b", "  default/web port TCP 80, IPv4: in"]
 
 
-async def test_explain_shows_an_endpoint_as_unused_if_the_service_has_no_cluster_ip_of_its_family() -> None:
+async def test_explain_shows_an_ipv6_endpoint_as_unused_if_the_service_has_no_ipv6_cluster_ip() -> None:
     stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
     why = "the Service has no cluster IP of IPv6"
     assert await _synced_text("fd00::1", *WEB, stray) == ["endpoint fd00::1", f"  default/web: OUT: {why}"]
@@ -275,7 +275,7 @@ async def test_explain_shows_missing_and_draining_real_servers() -> None:
     assert "        -> 10.244.9.9:8080 weight 0, connections: 0 active, 0 inactive, draining" in lines
 
 
-async def test_explain_shows_virtual_servers_that_no_service_desires_as_stale_or_foreign() -> None:
+async def test_explain_shows_a_virtual_server_as_stale_or_foreign_if_no_service_desires_it() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = KernelVirtualServer(VirtualServerSettings("wlc"), {})
     foreign, _ = await _text(kernel, "192.0.2.1:80", *WEB)

@@ -290,7 +290,7 @@ def test_configurations_are_compared_only_among_nodes_of_the_same_version() -> N
     assert document["usual"] == {"version": "1", "configuration": "x"}
 
 
-def test_the_text_of_fleet_has_a_line_for_each_problem_and_ends_with_a_verdict() -> None:
+def test_fleet_prints_a_line_for_each_problem_followed_by_a_summary() -> None:
     nodes = [FleetNode("node-1", "p1", "1.0", "aa"), FleetNode("node-20", "p2", troubles=((Fault.NO_ANSWER, "silence"),))]
     assert list(fleet.render(fleet.describe("kube-system", nodes))) == [
         "NODE     PROBLEM    DETAIL",
@@ -318,7 +318,7 @@ async def test_the_exit_status_of_fleet_shows_whether_nodes_differ(
     assert (document["command"], document["differing"], rows(document)) == ("fleet", 1, {"n2": ["late"]})
 
 
-async def test_named_pods_are_queried_without_the_right_to_list_pods(
+async def test_fleet_needs_no_right_to_list_pods_if_its_flag_names_the_pods(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = Cluster({"n1": WELL, "n2": healthz(healthy=False), "n3": WELL}, forbidden=True)

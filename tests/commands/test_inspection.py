@@ -36,7 +36,7 @@ async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
     ("state", "used"),
     [(state, "rr" if state is ModuleState.MISSING else "wlc") for state in ModuleState],
 )
-async def test_inspecting_commands_replace_a_scheduler_that_is_missing_from_the_kernel_as_run_does(
+async def test_inspecting_commands_use_the_scheduler_rr_if_the_kernel_lacks_the_configured_scheduler(
     monkeypatch: pytest.MonkeyPatch, state: ModuleState, used: str
 ) -> None:
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""``list``: the Service names beside the rows of the IPVS table, and a table without Service names.
+"""Covers ``list``, which prints the IPVS table with Service names beside the rows, or without names if no names are known.
 
 ``tests/kernel/ipvs/test_rows.py`` shows that the rows equal ipvsadm's rows.
 """

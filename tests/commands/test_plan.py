@@ -26,7 +26,7 @@ def _lines(document: Document) -> list[str]:
     return [f"{one['verb']} {one['kind']} {one['object']}" for one in document["operations"]]
 
 
-async def test_the_plan_has_the_operations_of_the_next_sync_in_the_same_order_and_applies_none() -> None:
+async def test_plan_lists_the_operations_of_the_next_sync_in_the_same_order_and_changes_nothing() -> None:
     kernel = memory_node.new_kernel()
     planned = _lines(await _plan(kernel, *WEB))
     assert kernel.applied == []

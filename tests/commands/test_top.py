@@ -1,4 +1,7 @@
-"""``top`` without a screen: a single picture as text or as JSON, and one sentence for each reason why ``top`` shows nothing."""
+"""Covers ``top`` without a screen.
+
+The command prints a single picture as text or as JSON, or one sentence that says why it shows nothing.
+"""
 
 import asyncio
 import contextlib

@@ -207,7 +207,7 @@ async def test_the_cursor_stays_with_its_service_when_the_order_of_rows_changes(
         assert _names(pilot)[table.cursor_row] == "demo/b"
 
 
-async def test_a_key_switches_between_services_with_problems_and_all_services() -> None:
+async def test_a_key_adds_and_removes_the_filter_for_services_with_problems() -> None:
     daemon = Daemon("demo/web")
     async with _screen(daemon) as pilot:
         await pilot.press("slash", *"web", "enter")

@@ -141,7 +141,7 @@ def test_only_top_accepts_the_options_of_top() -> None:
         (["--server", "http://[::1]:10249"], TopOptions(server="http://[::1]:10249")),
     ],
 )
-def test_each_option_of_top_is_read(arguments: list[str], options: TopOptions) -> None:
+def test_the_command_top_takes_each_of_its_options_from_the_command_line(arguments: list[str], options: TopOptions) -> None:
     assert loading.load_with(["--proxy-mode=ipvs", *arguments], command="top").top == options
 
 

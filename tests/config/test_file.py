@@ -107,7 +107,7 @@ def test_a_file_pattern_of_vmodule_is_refused_if_the_flag_cannot_express_it(patt
 
 
 @pytest.mark.parametrize("written", ["1e+06", "1e6", "1000000", "1.0e+6"])
-def test_a_number_may_be_written_in_gos_syntax(written: str) -> None:
+def test_a_number_may_be_written_in_the_syntax_of_go(written: str) -> None:
     assert from_file(f"clientConnection: {{qps: {written}}}").values["clientConnection.qps"] == 1e6
     (problem,) = problems_of_file(f'clientConnection: {{qps: "{written}"}}')
     assert problem.endswith("must be a number")
@@ -133,7 +133,7 @@ def test_a_notice_shows_the_name_of_an_unknown_field_on_one_line(key: str, shown
     ]
 
 
-def test_if_a_field_occurs_twice_the_last_value_applies_and_a_notice_is_printed() -> None:
+def test_the_last_value_of_a_repeated_field_applies_with_a_notice() -> None:
     config = from_file("oomScoreAdj: 1\noomScoreAdj: 2\n")
     assert config.oom_score_adj == 2
     assert str(config.notices[0]) == "/etc/kube-proxy.conf:5: oomScoreAdj: is repeated here; the earlier value is not used"
@@ -252,7 +252,7 @@ def test_a_configuration_is_unchanged_after_it_is_written_and_read_again(flags: 
     assert file.render(again) == file.render(config)
 
 
-def test_our_own_section_is_written_only_if_it_differs_from_the_defaults() -> None:
+def test_the_section_ipvsproxy_is_written_only_if_an_option_in_it_differs_from_the_default() -> None:
     assert "ipvsproxy" not in file.document(from_flags())
     assert file.document(from_flags("--manifests=/m"))["ipvsproxy"] == {"manifests": "/m"}
 

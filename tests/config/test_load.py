@@ -12,7 +12,7 @@ from ipvsproxy.translate.translation_settings import Binding, TrafficScopes
 from tests.config.loading import EXAMPLES, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 
-def test_if_a_configuration_file_is_given_most_flags_are_ignored_with_a_notice() -> None:
+def test_most_flags_are_ignored_with_a_notice_if_a_configuration_file_is_given() -> None:
     config = from_file("oomScoreAdj: -5", "--oom-score-adj=-7", "--ipvs-scheduler=lc")
     assert (config.oom_score_adj, config.translation.scheduler) == (-5, "rr")
     assert [str(notice) for notice in config.notices] == [
@@ -45,7 +45,7 @@ def test_flags_that_kube_proxy_does_not_have_override_the_configuration_file() -
 
 
 @pytest.mark.parametrize("option", catalogue.OPTIONS["ipvsproxy's own options"], ids=lambda one: one.flag)
-def test_if_a_configuration_file_is_given_flags_that_kube_proxy_does_not_have_cause_no_notice(option: Option) -> None:
+def test_flags_that_only_ipvsproxy_has_cause_no_notice_if_a_configuration_file_is_given(option: Option) -> None:
     assert not from_file("", f"--{option.flag}={option.default}").notices
 
 
@@ -57,7 +57,7 @@ def test_an_unreadable_file_is_reported_as_the_only_problem() -> None:
     assert problems_of_flags("--config=/nowhere") == ["--config: '/nowhere' cannot be read: No such file or directory"]
 
 
-def test_problems_of_flags_file_and_validation_are_reported_together() -> None:
+def test_problems_of_flags_and_of_the_file_and_of_validation_are_reported_together() -> None:
     assert problems_of_file("ipvs: {strictARP: 1}\noomScoreAdj: 5000\n", "--nope") == [
         "'--nope': unknown flag",
         "4: ipvs.strictARP: 1 must be true or false",

@@ -64,7 +64,7 @@ def test_a_text_that_go_refuses_is_refused_and_the_error_states_the_rule(
         *((1.5, "1.5s"), (0.1, "100ms"), (0.0015, "1.5ms"), (1.5e-6, "1.5µs"), (3e-9, "3ns"), (3660.001, "1h1m0.001s")),
     ],
 )
-def test_a_duration_is_printed_as_in_go(seconds: float, text: str) -> None:
+def test_a_duration_is_printed_in_the_format_that_go_uses(seconds: float, text: str) -> None:
     assert option.render_duration(seconds) == text
 
 

@@ -329,7 +329,7 @@ def test_options_that_have_no_effect_are_reported_if_they_differ_from_their_defa
     assert config.without_effect == ("--kube-api-content-type", "--kube-api-qps", "--vmodule", "--feature-gates Some")
 
 
-def test_a_configuration_file_of_kubeadm_gives_the_defaults_without_notices() -> None:
+def test_a_configuration_file_of_kubeadm_results_in_the_defaults_and_in_no_notices() -> None:
     text = """
         bindAddress: 0.0.0.0
         bindAddressHardFail: false

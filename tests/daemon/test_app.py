@@ -231,7 +231,7 @@ def test_our_rules_guard_a_tunnel_device_that_an_earlier_process_may_have_left_u
 
 
 @pytest.mark.usefixtures("kernel")
-def test_host_ports_with_precedence_over_services_are_logged_once_until_an_audit_finds_none(
+def test_host_ports_that_precede_services_are_logged_once_when_found_and_once_when_gone(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, made: list[health.Status]
 ) -> None:
     place = ("legacy IPv4",)
@@ -340,7 +340,7 @@ def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: path
         run(configured(f"--manifests={tmp_path}"))
 
 
-def test_an_address_in_use_ends_the_program_if_bind_address_hard_fail_is_set(
+def test_the_program_ends_if_an_address_is_in_use_and_the_flag_bind_address_hard_fail_is_set(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(server, "serve", AsyncMock(side_effect=server.BindError("127.0.0.1:10256 is taken")))

@@ -110,7 +110,7 @@ async def test_an_event_about_a_service_is_in_the_namespace_of_the_service() -> 
     assert event["regarding"] == {"apiVersion": "v1", "kind": "Service", "name": "web", "namespace": "shop", "uid": "u1"}
 
 
-async def test_repeated_events_that_wait_are_written_as_one_event_with_a_count() -> None:
+async def test_repetitions_of_a_waiting_event_are_written_as_one_event_with_a_count() -> None:
     desk = Desk()
     for _ in range(3):
         desk.record("same")

@@ -81,7 +81,7 @@ async def follow(one: reflector.Reflector, here: memory_node.MemoryNode) -> None
 
 
 @in_virtual_time
-async def test_during_an_hour_without_the_api_server_nothing_is_removed_and_after_the_hour_missed_changes_arrive() -> None:
+async def test_an_hour_without_the_api_server_removes_nothing_and_missed_changes_arrive_afterwards() -> None:
     server, here = Server(), memory_node.MemoryNode()
     pace = reflector.WatchPace(now=loop().time, dice=random.Random(5))
     reflectors = {

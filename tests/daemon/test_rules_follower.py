@@ -20,7 +20,7 @@ from ipvsproxy.kernel.nftables.changes import NftChanges
 class Pipe:
     """Notifications that arrive through a pipe.
 
-    ``c`` is a change of our table, ``o`` is a change of another table, and ``b`` breaks the socket.
+    The byte ``c`` means a change of our table, ``o`` means a change of another table, and ``b`` breaks the socket.
     """
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ ADDED, REMOVED = "add address 10.96.0.10", "remove address 10.96.0.10"
     ("level", "expected"),
     [(0, []), (2, [(REMOVED, None)]), (4, [(ADDED, None), (REMOVED, None), (REMOVED, "busy")])],
 )
-def test_at_verbosity_2_and_higher_removed_addresses_are_logged(
+def test_removed_addresses_are_logged_at_verbosity_2_and_higher(
     monkeypatch: pytest.MonkeyPatch, level: int, expected: list[tuple[str, str | None]]
 ) -> None:
     monkeypatch.setattr(log._Process, "verbosity", level)

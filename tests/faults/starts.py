@@ -1,7 +1,7 @@
 """Starts of the real program on a node that an earlier start has programmed. In each start, some acts fail.
 
-Before each start, one virtual server, one of our set entries, one of our addresses and one of our rules are removed, so that the
-start also writes. All other objects must stay while the program runs.
+Before each start, the tests remove one virtual server, one of our set entries, one of our addresses and one of our rules, so that
+the start must also write to the kernel. All other objects must stay while the program runs.
 """
 
 import contextlib
@@ -51,7 +51,8 @@ need the rules."""
 LISTING = "-save"
 """The suffix of the names of acts that list rules."""
 RECORD = "file /sys/class/net/tunl0/ifalias"
-"""The act that reads what direct return has changed. If this act fails, rules guard the tunnel device until the next start."""
+"""The act that reads ipvsproxy's record of the settings that direct return has changed. If this act fails, rules guard the tunnel
+device until the next start."""
 SHOWING = re.compile(r"^(ipvsproxy_(?:pending|unreadable_parts)\b\S*) (?!0(?:\.0)?$)", re.MULTILINE)
 """Matches each metric that is not 0 and therefore reports that something is not in force or cannot be read."""
 
@@ -175,7 +176,9 @@ class Node:
         return frozenset(f"{protocol} {address}:{port}" for protocol, address, port in self._kept - cluster.ipvs_table().keys())
 
     def _lacking(self, orders: Collection[acts.Order]) -> list[str]:
-        """The names of objects that differ from the desired state in a start with these failures.
+        """The names of objects that still differ from the desired state after a start with these failures.
+
+        Differences that such failures may cause are left out.
 
         If rules can never be listed, a jump may exist twice; the second jump does not change how packets are treated. If the
         record of direct return cannot be read, additional chains and rules may guard a tunnel device.

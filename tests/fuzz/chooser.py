@@ -33,7 +33,7 @@ HOSTILE = (
 
 
 class Chooser:
-    """Takes bytes from the front; when all bytes are used up, every choice is the first alternative."""
+    """Makes each choice from the next bytes of ``data``. When all bytes are used up, each choice is the first alternative."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

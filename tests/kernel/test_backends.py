@@ -29,7 +29,7 @@ def test_a_kernel_without_nf_tables_is_queried_for_our_table_only_once(monkeypat
     assert generation.call_count == 1
 
 
-def test_a_set_that_cannot_be_removed_counts_as_in_use_only_if_the_kernel_says_so(
+def test_a_refused_removal_of_a_set_is_an_error_unless_the_kernel_says_that_the_set_is_in_use(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_driver: object, operations: Sequence[Operation]) -> list[Outcome]:

@@ -89,7 +89,7 @@ def _nftables_refusal() -> str:
 
 
 def opened(backend: Backend) -> node_kernel.NodeKernel:
-    """A kernel object for the real kernel, with the chains and jumps of these tests."""
+    """A ``NodeKernel`` that uses the real kernel, with the chains and jumps of these tests."""
     return node_kernel.NodeKernel((FILTER, MARK), JUMPS, chosen=ChosenBackend(backend))
 
 
@@ -110,7 +110,7 @@ def other(kernel: Kernel) -> Iterator[Kernel]:
 
 @pytest.fixture(params=["itself", "planning"])
 def given(request: pytest.FixtureRequest, kernel: Kernel) -> loop_kernel.Kernel:
-    """The kernel object that the commands ``run`` and ``plan`` create."""
+    """The kernel object of a command: for ``run`` the given kernel, for ``plan`` one that only records operations."""
     return plan.PlanningKernel(kernel) if request.param == "planning" else kernel
 
 
@@ -328,7 +328,7 @@ def test_an_unknown_scheduler_is_refused(kernel: Kernel) -> None:
     assert virtual_servers(kernel) == {}
 
 
-def test_idle_real_servers_have_zero_connections_and_unknown_virtual_servers_have_no_real_servers(kernel: Kernel) -> None:
+def test_connection_counts_are_zero_for_idle_real_servers_and_empty_for_unknown_virtual_servers(kernel: Kernel) -> None:
     four, six, unknown = server(), server(Family.IPV6), server(protocol=Protocol.UDP)
     add(kernel, four, real_server(four), six, real_server(six))
     assert kernel.connections([four.key, six.key, unknown.key]) == {
@@ -503,7 +503,7 @@ def test_several_real_servers_are_added_together_with_their_virtual_server(
     assert (observed.settings, observed.real_servers) == (desired.settings, dict.fromkeys(items[1].keys, 1))
 
 
-def test_each_of_several_real_servers_that_already_existed_has_a_separate_outcome(kernel: Kernel) -> None:
+def test_an_added_real_server_that_already_existed_has_a_separate_outcome(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired, real_server(desired, port=2, weight=0))
     others, there = apply(kernel, Verb.ADD, all_at_once(desired, 1, 2, 3))

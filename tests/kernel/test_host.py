@@ -142,7 +142,7 @@ def test_the_kernel_version_and_processor_count_of_the_real_host_are_read() -> N
 
 
 @pytest.mark.checklist(94)
-def test_with_an_ipset_that_has_revisions_of_each_type_nothing_is_missing() -> None:
+def test_no_set_type_is_missing_if_ipset_has_a_suitable_revision_of_each_type() -> None:
     content = bytes(4) + fake_netlink.attribute(4, bytes([5])) + fake_netlink.attribute(10, bytes([0]))
     socket = fake_netlink.FakeSocket(lambda data: [fake_netlink.message(fake_netlink.sequences(data)[0], content)])
     assert host.missing_set_types(lambda _protocol: socket) == ()
@@ -246,7 +246,10 @@ def test_the_program_detects_at_its_start_which_workarounds_for_older_kernels_it
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ERANGE, errno.EPERM])
 def test_a_kernel_counts_as_supporting_filters_if_it_refuses_an_impossible_filter_or_does_not_answer(number: int) -> None:
-    """Linux 5.10 answers EOPNOTSUPP (``ctnetlink_parse_filter``); Linux 6.1 answers EINVAL, because of its policy for masks."""
+    """Linux 5.10 refuses the impossible filter with EOPNOTSUPP (``ctnetlink_parse_filter``).
+
+    Linux 6.1 refuses it with EINVAL, because of its policy for masks.
+    """
     assert names((5, 10), fake_netlink.refusing(number)) == []
 
 

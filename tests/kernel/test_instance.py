@@ -30,7 +30,7 @@ sys.stdin.read()
 """
 
 
-def test_the_second_process_is_refused_and_gets_the_name_of_the_first_process() -> None:
+def test_a_second_process_is_refused_with_an_error_that_names_the_first_process() -> None:
     with contextlib.closing(instance.Instance(NAME)) as first:
         assert first.squatter == ""
         with pytest.raises(KernelError) as caught:

@@ -317,7 +317,7 @@ def test_all_other_sets_are_read_even_if_one_set_cannot_be_read(kernel: Kernel) 
         assert len([error for part in parts for error in part.errors]) == 1
 
 
-def test_virtual_servers_that_a_poll_has_read_before_an_error_are_returned(kernel: Kernel) -> None:
+def test_a_poll_returns_the_virtual_servers_that_it_has_read_before_an_error(kernel: Kernel) -> None:
     parts = new_node().poll([], [], [], thorough=False, whole=True)
     for part in parts:
         if part.some_virtual_servers:

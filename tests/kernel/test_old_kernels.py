@@ -161,7 +161,7 @@ def test_a_start_on_an_old_kernel_uses_workarounds_and_reaches_the_desired_state
 @pytest.mark.kernel
 @NEEDS_NF_TABLES
 @pytest.mark.parametrize(("starter", "is_old"), [((*old_program.STARTER, "5.4"), True), (("-m", "ipvsproxy"), False)])
-def test_pods_recognised_by_interface_are_masqueraded_if_the_kernel_hides_the_incoming_interface_after_ipvs(
+def test_local_pods_are_masqueraded_only_if_rules_after_ipvs_cannot_match_the_arrival_interface(
     starter: tuple[str, ...], tmp_path: pathlib.Path, *, is_old: bool
 ) -> None:
     flags = ("--rules-backend=nftables", "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0")

@@ -61,7 +61,7 @@ async def test_calls_run_in_their_order_while_the_event_loop_continues(thread: K
     assert thread._target.calls == [0, 1, 2, 3, 4]
 
 
-async def test_the_caller_gets_the_exception_of_a_failed_call_and_the_thread_runs_the_next_call(
+async def test_the_thread_still_runs_calls_after_a_call_has_raised_an_exception_to_its_caller(
     thread: KernelThread[Target],
 ) -> None:
     with pytest.raises(KernelError):
@@ -210,7 +210,10 @@ async def test_a_slow_call_is_logged_even_if_its_caller_was_cancelled(monkeypatc
 
 
 class Heavy:
-    """An object that is passed as an argument of a call."""
+    """An object whose method ``fail`` a call gets as its argument.
+
+    The test checks that the call does not keep the object alive.
+    """
 
     def fail(self, _: Target) -> None:
         raise KernelError(action="try", errno=1)

@@ -7,12 +7,12 @@ from ipvsproxy.model.kind import KINDS, DriverName, KernelKind
 from ipvsproxy.model.plan import Item
 
 
-def test_every_class_of_kernel_objects_has_a_kind_and_every_driver_has_at_least_one_kind() -> None:
+def test_every_class_of_kernel_objects_and_every_driver_has_a_kind() -> None:
     assert KINDS.keys() == set(typing.get_args(Item))
     assert {declared.driver for declared in KINDS.values()} == set(DriverName)
 
 
-def test_singular_and_plural_of_a_kind_default_to_its_name() -> None:
+def test_a_kind_derives_its_singular_and_plural_from_its_name_by_default() -> None:
     made = KernelKind("device", DriverName.ADDRESSES)
     assert (made.one, made.several) == ("device", "devices")
     given = KINDS[sets.SetEntries]

@@ -42,7 +42,7 @@ def keys_of(size: int) -> st.SearchStrategy[list[RealServerKey]]:
 
 
 @hypothesis.given(keys_of(6) | keys_of(18), st.data())
-def test_even_weights_behave_like_a_dictionary_that_gives_each_key_the_weight_one(
+def test_evenweights_behaves_like_a_dictionary_in_which_each_key_has_the_weight_one(
     keys: list[RealServerKey], data: st.DataObject
 ) -> None:
     expected, packed = dict.fromkeys(keys, 1), EvenWeights.of(keys)

@@ -1,7 +1,7 @@
 """Annotations of Services, tested with packets: shares and limits of endpoints, clients of one network, and changes under load.
 
-One run of the program for most tests. Each test starts with its own objects only. In tests of hash schedulers, each client has a
-separate outside address.
+Most tests share one run of the program. Each test starts with its own objects only. In tests of hash schedulers, each client has
+a separate outside address.
 """
 
 import collections

@@ -52,7 +52,7 @@ def _has_logged(running: Cluster, pattern: str, count: int) -> bool:
     return len(running.logged(pattern)) == count
 
 
-def test_during_a_switch_of_backends_no_allowed_client_loses_a_request_and_no_other_client_is_answered(
+def test_a_switch_of_backends_keeps_allowed_clients_served_and_all_other_clients_refused(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.json"

@@ -39,7 +39,7 @@ def is_in(running: Cluster, binding: Binding) -> bool:
     return bound(running) == {binding: served(), OTHER[binding]: set()}
 
 
-def test_a_reload_switches_bindings_in_both_directions_without_lost_connections_or_requests(
+def test_no_connection_or_request_is_lost_when_a_reload_switches_between_addresses_and_routes(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.json"

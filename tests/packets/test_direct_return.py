@@ -27,7 +27,7 @@ def test_endpoints_see_the_client_address_and_answer_directly_whichever_node_the
     check_each_protocol(three, entry)
 
 
-def test_in_a_mixed_cluster_connections_to_nodes_without_direct_return_are_masqueraded(three: Three) -> None:
+def test_connections_to_endpoints_on_nodes_without_direct_return_are_masqueraded(three: Three) -> None:
     three.have(nodes("node-a", "node-c"), web("p1", "r1"), concerns=["third"])
     three.enter_by("third")
     with three.counting_answers("third") as answers:

@@ -86,7 +86,7 @@ def test_no_packet_is_treated_according_to_a_former_policy_while_another_program
     new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)
     with Cluster(laboratory, tmp_path, *API, f"--rules-backend={former}") as running:
         running.have(services(changed=False))
-        # a kubelet makes this chain, so ipvsproxy chooses the legacy variant; programs of the other variant take no lock
+        # with this chain of a kubelet, ipvsproxy chooses the legacy variant; only programs of this variant take the lock
         for program in ("iptables-legacy", "ip6tables-legacy"):
             laboratory.run("node", program, "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")
         running.program.__exit__(None, None, None)

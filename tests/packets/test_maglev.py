@@ -1,6 +1,6 @@
 """The scheduler ``mh``, tested with packets: no client is refused while endpoints are replaced or flags of kube-proxy change.
 
-The kernel keeps a real server in the lookup table of ``mh`` when its weight becomes 0.
+When the weight of a real server becomes 0, the kernel keeps the real server in the lookup table of ``mh``.
 """
 
 import pytest

@@ -51,7 +51,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def _clean(laboratory: lab.Lab) -> Iterator[None]:
-    """The tables of each test are removed before the next test begins."""
+    """Removes all nftables tables from the node before and after each test."""
     laboratory.run("node", "nft", "flush", "ruleset")
     yield
     laboratory.run("node", "nft", "flush", "ruleset")
@@ -200,7 +200,7 @@ def test_a_service_gets_the_packets_of_its_node_port_although_docker_publishes_t
         assert foreign(laboratory) == before
 
 
-def test_doctor_reports_that_dockers_forward_policy_drops_packets_until_the_chain_docker_user_accepts_the_packets(
+def test_doctor_reports_that_docker_drops_forwarded_packets_if_docker_user_does_not_accept_them(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     outside = Row("a pod reaches an endpoint of another node", "p2", "cluster 5", 0, ANSWERED, "r1", "p2", ("TCP",))

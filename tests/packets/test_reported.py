@@ -133,7 +133,7 @@ def test_nodelocal_dns_works_with_ipvs_only_if_its_interface_does_not_have_the_c
     laboratory.ip("node", "link add nodelocaldns type dummy")
 
     def add(address: str) -> tuple[lab.Result, list[str]]:
-        """Give the cache this address, too.
+        """Add this address to the interface of the DNS cache, with the cache's rules for the address.
 
         Return the answer that the host gets from the cluster IP, and the collisions that ``doctor`` reports.
         """
@@ -225,7 +225,7 @@ def test_an_address_of_kube_vip_is_served_whether_or_not_this_node_is_the_leader
             laboratory.ip("client", "neighbour flush dev lan")
             leads = stage == "leads"
             running.wait_until(
-                # The virtual servers are read first, because reading them starts no process.
+                # The virtual servers are checked first, because this check is cheap: it starts no process.
                 lambda leads=leads: (  # type: ignore[misc]  # the default binds the value
                     (("TCP", balancer, 30001) in running.virtual_servers()) is leads
                     and (balancer in running.local_addresses(binding)) is not leads

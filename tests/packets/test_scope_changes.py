@@ -47,7 +47,7 @@ def backends(*names: str, family: Family = Family.IPV4) -> tuple[str, ...]:
 
 
 def have_web(running: cluster.Cluster, *others: list[cluster.Manifest]) -> None:
-    """Set the API's objects, including ``WEB``, and wait until the rules of second scopes apply.
+    """Set the API's objects, including ``WEB``, and wait until the node itself reaches an endpoint on each node.
 
     On a busy machine, a program that has just started may write the rules only at the second sync.
     """
@@ -66,7 +66,7 @@ def traces(running: cluster.Cluster) -> list[str]:
 
 
 def has_no_traces(running: cluster.Cluster) -> bool:
-    """Whether second scopes are gone.
+    """Whether the kernel has no objects of second scopes any more.
 
     Virtual servers are read first, because they are removed late, and because they can be read without starting a process.
     """
@@ -181,7 +181,7 @@ def test_on_a_kernel_without_mangle_all_clients_are_treated_as_by_kube_proxy(
         running.wait_until(all_served, "everybody served")
 
 
-def test_connections_survive_a_restart_that_changes_firewall_marks_and_then_the_removal_of_all_second_scopes(
+def test_connections_survive_a_restart_with_other_firewall_marks_and_one_without_second_scopes(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
@@ -315,7 +315,8 @@ def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 THIRD_NODE = {Family.IPV4: ("10.244.2.11", "10.244.2.0/24"), Family.IPV6: ("fd00:10:244:2::11", "fd00:10:244:2::/64")}
-"""The address of a pod on a third node, and the pod range of the third node. The client's namespace is the third node."""
+"""The address of a pod on a third node, and the pod range of the third node. The namespace of the client serves as the third
+node."""
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Take-over from kube-proxy and hand-back, with kube-proxy's recorded kernel state, the same API objects, and clients under load.
 
 ipvsproxy must not rewrite any object of kube-proxy, and no client may notice the take-over. After ipvsproxy has stopped, the
-kernel must have the state that kube-proxy left. Objects in ``golden/accepted.txt`` differ from kube-proxy on purpose, and may be
-rewritten. Second scopes, if enabled, are added to the recorded state; before the hand-back, second scopes are disabled, which
-removes them.
+kernel must have the state that kube-proxy left. The objects listed in ``golden/accepted.txt`` differ from kube-proxy's objects on
+purpose, and ipvsproxy may rewrite them. Second scopes, if enabled, are added to the recorded state; before the hand-back, second
+scopes are disabled, which removes them.
 
 With the nftables backend, the take-over moves kube-proxy's rules and sets to nftables. Before the hand-back, a program with the
 iptables backend moves rules and sets back to iptables, under the same load.

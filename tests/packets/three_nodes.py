@@ -1,7 +1,7 @@
 """Three nodes with one program each, for tests of direct return.
 
-``node`` has the pods p1 and p2, ``remote`` has the pods r1 and r2, and ``third`` has no pods. A route of the client determines
-the node of entry.
+``node`` has the pods p1 and p2, ``remote`` has the pods r1 and r2, and ``third`` has no pods. The client's route to a service
+address determines which node gets the client's packets first.
 """
 
 import contextlib
@@ -63,7 +63,10 @@ def program_at(laboratory: lab.Lab, place: str, manifests: Path, log: Path, *fla
 
 @dataclasses.dataclass
 class Three:
-    """Three nodes with a program each. ``cluster`` runs the program of the first node, and this class runs the other programs."""
+    """Three nodes, each with its own process of ipvsproxy.
+
+    ``cluster`` runs the program of the first node, and this class runs the other programs.
+    """
 
     cluster: cluster.Cluster
     directory: Path

@@ -92,7 +92,7 @@ def port_entry(kind: SetKind, port: int, family: Family = Family.IPV4) -> SetEnt
 
 
 def bound_entry(address: str) -> SetEntry:
-    """The entry of the set of service addresses."""
+    """The entry for an address in the set of service addresses."""
     parsed = parse_address(address)
     return SetEntry(IpSet(SetKind.IPVS_IPS, parsed.family).name, parsed)
 

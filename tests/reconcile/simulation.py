@@ -1,4 +1,4 @@
-"""A node without a kernel, with the reconciler, translation and rules of a real node.
+"""A simulated node: the reconciler, translation and rules are those of a real node, but the kernel is in memory.
 
 The node applies one operation at a time to an in-memory kernel. The loop equals the loop of ``ipvsproxy/daemon/loop/engine.py``,
 but never waits: the test sets the time.
@@ -23,7 +23,7 @@ from ipvsproxy.translate.translation_settings import Binding, Settings, TrafficS
 from tests.support import builders, fake_kernel
 
 MOST_ROUNDS = 12
-"""The largest number of plans in one sync; a sync that needs more plans would never end."""
+"""The largest number of plans in one sync. A sync that needs more plans fails, because it would probably never end."""
 SYSCTL = Sysctl("net/ipv4/vs/conntrack", "1")
 TIMEOUTS = Timeouts(900, 120, 300)
 
@@ -157,7 +157,7 @@ class SimulatedNode:
 
 
 def new_kernel() -> fake_kernel.FakeKernel:
-    """The kernel of a node that has its own address on eth0."""
+    """The fake kernel of a node, with the node's address on eth0."""
     kernel = fake_kernel.FakeKernel()
     kernel.host_addresses = [builders.interface_address("eth0", builders.NODE_ADDRESS)]
     kernel.sysctls = {SYSCTL.path: "0"}

@@ -252,7 +252,7 @@ def test_a_drain_ends_when_a_poll_shows_that_its_virtual_server_no_longer_exists
     assert len(node.reconciler._drains) == 0
 
 
-def test_objects_that_a_read_of_the_kernel_returned_are_never_modified_later() -> None:
+def test_an_object_that_was_read_from_the_kernel_is_never_modified_later() -> None:
     node = running("10.244.0.1")
     reading = dict(node.kernel.observe().virtual_servers or {})
     node.observe(virtual_servers=reading)

@@ -95,7 +95,7 @@ def test_an_endpoint_with_a_chosen_weight_of_zero_is_drained_when_it_is_removed(
     assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1}
 
 
-def test_a_service_whose_deadline_annotation_is_removed_uses_the_deadline_of_the_node_again() -> None:
+def test_a_service_uses_the_deadline_of_the_node_again_after_its_deadline_annotation_is_removed() -> None:
     node = running(web(drain_deadline_s=60), drain_deadline_s=600)
     node.kernel.connection_counts[KEY, TWO] = BUSY
     node.put(builders.service(), pods(far=False))

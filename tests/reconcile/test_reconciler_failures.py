@@ -152,7 +152,7 @@ def test_a_virtual_server_that_vanishes_right_after_it_was_added_is_added_only_o
     assert [one.verb for one in added] == [Verb.ADD]
 
 
-def test_a_setting_that_cannot_be_written_is_retried_when_its_value_changes_and_delays_no_other_operation() -> None:
+def test_an_unwritable_setting_delays_no_other_operation_and_is_retried_when_its_value_changes() -> None:
     kernel = simulation.new_kernel()
     kernel.fail(lambda operation: isinstance(operation.item, Sysctl), errno.EROFS, times=2)
     node = simulation.SimulatedNode(kernel)

@@ -37,7 +37,7 @@ def node() -> simulation.SimulatedNode:
     return made
 
 
-def test_a_programmed_virtual_server_has_an_owner_and_a_witness_and_equals_its_desired_value(
+def test_the_survey_shows_the_owner_and_the_witness_of_a_programmed_virtual_server(
     node: simulation.SimulatedNode,
 ) -> None:
     survey = node.reconciler.survey
@@ -77,7 +77,7 @@ def test_only_an_undesired_virtual_server_that_belongs_to_ipvsproxy_is_stale(
     assert list(survey.stale()) == [KEY]
 
 
-def test_a_set_entry_witnesses_a_virtual_server_whose_address_is_missing(node: simulation.SimulatedNode) -> None:
+def test_a_set_entry_is_the_witness_of_a_virtual_server_whose_address_is_missing(node: simulation.SimulatedNode) -> None:
     node.kernel.addresses.clear()
     node.observe()
     entry = examples.entry(SetKind.CLUSTER_IP, KEY)
@@ -187,7 +187,7 @@ def test_a_family_counts_as_lacking_an_object_while_an_indispensable_setting_has
     assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4} & set(INDISPENSABLE_SETTINGS[path])
 
 
-def test_statistics_count_each_conflict_once_and_waiting_drains_separately_from_other_drains(
+def test_statistics_count_conflicts_draining_real_servers_and_waiting_removals_separately(
     node: simulation.SimulatedNode,
 ) -> None:
     node.put(builders.service("other", created_s=builders.CREATED_S + 1), builders.endpoint_slice(service="other"))

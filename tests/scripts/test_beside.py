@@ -44,7 +44,7 @@ TINY: Mapping[str, Any] = {
 
 @pytest.fixture
 def places(tmp_path: pathlib.Path) -> outside.Places:
-    """Free ports, and a file that holds the table instead of the kernel."""
+    """Places with free ports, and with a file that stands in for the kernel's IPVS table."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         ports = [one.getsockname()[1] for one in sockets]

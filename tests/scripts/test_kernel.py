@@ -24,7 +24,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/kernel"
 LONGEST_S = 120
 
-# The beginning of a program that changes the script scripts/kernel before it runs the script.
+# The beginning of a program that loads scripts/kernel as the module ``kernel``, so that the program can replace functions before
+# it calls ``main``.
 LOAD = f"""
 import importlib.machinery, importlib.util, sys
 loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})

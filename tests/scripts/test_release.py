@@ -50,7 +50,7 @@ def git(folder: pathlib.Path, *words: str) -> str:
 
 @pytest.fixture(name="origin", scope="module")
 def _origin(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A repository with the files from which a release is made; its changelog has the version. No test changes the files."""
+    """A repository with the files of a release, and with a changelog that contains ``VERSION``. No test changes the files."""
     folder = tmp_path_factory.mktemp("origin")
     left_out = shutil.ignore_patterns("__pycache__", "*.so")
     for name in (*NEEDED, *(f"scripts/{script}" for script in SCRIPTS)):
@@ -290,7 +290,7 @@ def layout(work: pathlib.Path, text: str) -> str:
     return f"sha256:{digest}"
 
 
-def test_one_archive_has_the_images_of_both_architectures_and_the_packed_manifests_name_it_by_digest(
+def test_packed_manifests_name_the_digest_of_the_image_index_for_both_architectures(
     origin: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, output = clone(origin, tmp_path / "one"), tmp_path / "output"

@@ -117,7 +117,7 @@ def test_debians_kernel_runs_all_variants_on_two_machines_with_longer_timeouts(p
     assert max(Counter(json.dumps(call) for call in place.calls()).values()) <= 2
 
 
-def test_a_failure_on_any_kernel_is_counted(place: Place) -> None:
+def test_the_run_fails_and_reports_one_failure_if_one_test_fails_on_a_kernel(place: Place) -> None:
     (place.root / "broken").touch()
     ended = place.run("--kernel=nf-tables")
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "2 passed, 1 failed")

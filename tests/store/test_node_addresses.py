@@ -69,7 +69,7 @@ def test_the_node_of_an_address_is_forgotten_after_the_endpoint_slice_is_deleted
     assert _others(store) == {}
 
 
-def test_a_nodes_address_stays_known_while_another_endpoint_slice_or_node_object_has_it() -> None:
+def test_an_address_of_another_node_stays_known_while_a_slice_or_node_object_still_has_it() -> None:
     store = _store(_service(TAKEN), _slice(), _slice(suffix="2"), builders.node(TAKEN, name=OTHER_NODE))
     assert _others(store) == {TAKEN: OTHER_NODE}
     for event in (

@@ -137,7 +137,7 @@ def test_endpoint_slices_with_equal_names_in_two_namespaces_are_different_object
     assert list(store.slices_of(ServiceName("other", "web"))) == [other]
 
 
-def test_endpoint_slices_of_a_service_are_added_changed_and_deleted_one_at_a_time(store: Store) -> None:
+def test_a_changed_or_deleted_endpoint_slice_does_not_affect_other_slices_of_its_service(store: Store) -> None:
     slices = [builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), suffix=str(number)) for number in (1, 2, 3)]
     deliver(store, *slices)
     changed = msgspec.structs.replace(slices[0], ports=())
@@ -472,7 +472,7 @@ def test_a_list_with_objects_needs_no_confirmation_after_an_empty_first_list() -
     assert not store.may_lack_all
 
 
-def test_schedulers_named_by_annotations_are_remembered() -> None:
+def test_the_store_remembers_the_schedulers_that_annotations_name() -> None:
     store = Store(started_s=0)
     assert store.schedulers == set()
     for name, scheduler in (("one", "wlc"), ("two", "wlc"), ("three", "")):

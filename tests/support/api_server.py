@@ -171,7 +171,7 @@ class ApiServer:
     # Trouble on demand
 
     def refuse(self, *refusals: Refusal) -> None:
-        """Refuse the next matching requests, each with one of these refusals."""
+        """Use each of these refusals once, to refuse the next request that matches its verb and resource."""
         self._refusals.extend(refusals)
 
     def send(self, resource: Resource, raw: bytes) -> None:

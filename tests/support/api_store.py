@@ -210,7 +210,7 @@ def _field_test(term: str) -> Matches:
 
 
 def check_event(event: Object, namespace: str, present: Iterable[Object]) -> None:
-    """The rules for a new Event of events.k8s.io/v1 (pkg/apis/core/validation/events.go in kubernetes/kubernetes)."""
+    """Refuse an Event (events.k8s.io/v1) that breaks a rule of pkg/apis/core/validation/events.go in kubernetes/kubernetes."""
     metadata, regarding = event.get("metadata", {}), event.get("regarding", {})
     series = event.get("series")
     rules = {

@@ -29,7 +29,7 @@ IN_FILE: Mapping[str, str] = {} if BACKEND is Backend.IPTABLES else {"rulesBacke
 FLAGS = (f"--hostname-override={THIS_NODE}", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--ipvs-min-sync-period=0s")
 
 PORTS: Mapping[str, tuple[int, int]] = {"TCP": (80, 8080), "UDP": (53, 8053), "SCTP": (80, 8080)}
-"""For each protocol, the port of each Service, and the port on which its pods listen."""
+"""Two port numbers for each protocol: the port that every Service has, and the port on which the pods listen."""
 
 ADDRESSES: Mapping[str, tuple[str, str]] = {
     "p1": ("10.244.0.11", "fd00:10:244::11"),
@@ -243,7 +243,7 @@ class Cluster:
         )
 
     def show(self) -> None:
-        """Write the API's objects to the file, all at once."""
+        """Replace the manifest file in one step by a file with all of the API's objects."""
         has_node = any(one["kind"] == "Node" for one in self.objects)
         draft = self._manifests / ".draft"
         draft.write_text(json.dumps({"kind": "List", "items": self.objects if has_node else [node(), *self.objects]}))

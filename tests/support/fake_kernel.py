@@ -121,7 +121,7 @@ class FakeKernel:
         self._failures.append(Failure(predicate, number, times))
 
     def forget(self) -> None:
-        """Forget the operations so far, but keep the state."""
+        """Clear the record of applied operations, but keep the state of the kernel."""
         self.applied.clear()
         self.counts.clear()
 

@@ -45,7 +45,7 @@ OUTCOMES = {
 
 
 class Target(NamedTuple):
-    """A client namespace and a target.
+    """The target of a connection, and the network namespace of its client.
 
     ``src`` is the source address; None lets the kernel choose it, and ``address#port`` also sets the port.
 
@@ -123,7 +123,7 @@ class Namespaces:
 async def _timeout(seconds: float) -> AsyncIterator[None]:
     """Like ``asyncio.timeout``, but measured in iterations of the event loop.
 
-    A moment in which the machine ran something else counts as one iteration.
+    While the machine runs other programs, the timeout advances by at most one iteration.
     """
     loop = asyncio.get_running_loop()
 
@@ -259,7 +259,7 @@ class Agent:
     async def start_sender(self, target: list[Any], size: int) -> int:
         """Send datagrams of this size from one socket, and wait for no answer.
 
-        Returns a number for :meth:`sent` and :meth:`stop_sender`.
+        Returns the number that identifies this sender in :meth:`sent` and :meth:`stop_sender`.
         """
         client = await self._connect(Target(*target))
         self._senders[client.fileno()] = (asyncio.create_task(self._send(client, size)), client)

@@ -33,7 +33,7 @@ OF_OTHERS = frozenset(
         "-A KUBE-MARK-DROP -j MARK --set-xmark 0x8000/0x8000",
     }
 )
-"""Rules that must stay: the kubelet's and a network plug-in's."""
+"""The rules and chains of the kubelet and of a network plug-in, which must stay."""
 _CANARIES = ":KUBE-PROXY-CANARY - [0:0]"
 _NEW = "-m conntrack --ctstate NEW -m comment --comment"
 

@@ -201,7 +201,7 @@ class MemoryNode:
 
 
 def put(item: ApiObject) -> Put:
-    """The event that puts an object."""
+    """The event that reports an object as new or changed."""
     return Put(KINDS[type(item)], key_of(item), item)
 
 

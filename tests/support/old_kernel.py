@@ -31,9 +31,9 @@ _HEADER, _NETFILTER_HEADER = fake_netlink.HEADER, 4
 class OldKernel(NamedTuple):
     """The answers that a kernel of one Linux version gives to the program.
 
-    ``protocols`` has the protocol versions in ipset's answer about its protocol; the key is the number of the attribute. The
-    other fields say whether the kernel version has a feature that docs/compatibility.md lists. The revisions of ipset are the
-    revisions of the test kernel, because the driver asks for the lowest revision that it can use.
+    ``protocols`` holds ipset's answer to the request for its protocol version: it maps the number of each netlink attribute to
+    the version in that attribute. The other fields say whether the kernel version has a feature that docs/compatibility.md lists.
+    The revisions of ipset are the revisions of the test kernel, because the driver asks for the lowest revision that it can use.
     """
 
     version: str

@@ -42,7 +42,7 @@ _POD_LABELS = {"app.kubernetes.io/component=proxy": "replace-kube-proxy", "k8s-a
 class Pod(NamedTuple):
     """A pod on the node that runs ipvsproxy or kube-proxy.
 
-    The pod belongs to the DaemonSet ``kube-proxy`` or to the DaemonSet of an overlay.
+    ``daemon_set`` is ``kube-proxy``, or the name of the kustomize overlay that contains the pod's DaemonSet.
     """
 
     daemon_set: str
@@ -76,8 +76,8 @@ class OneNode:
     """The cluster.
 
     ``start`` makes the program of a pod ready, and returns the function that ends it. ``clean_up`` runs the containers of a Job
-    or DaemonSet in YAML. ``config_map`` is the file in kube-proxy's ConfigMap, and ``log`` is the log file of the proxy that only
-    compares.
+    or DaemonSet in YAML. ``config_map`` is the file in kube-proxy's ConfigMap, and ``log`` is the log file of the shadow
+    (``--dry-run``).
     """
 
     def __init__(

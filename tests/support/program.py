@@ -164,8 +164,8 @@ class Program:
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
         """Poll until a condition holds.
 
-        Checks of some conditions start processes. Therefore the pauses are so long that checks take at most a quarter of the
-        time, or half of the time if one check takes a second.
+        Some conditions are checked by starting a process. Therefore the pause after each check is at least three times as long as
+        the check, up to a second. After a check that took longer than a second, the pause is as long as the check.
 
         Raises:
             ProgramError: the program ended, or the condition did not hold within this time.

@@ -1,4 +1,4 @@
-"""Shell scripts in place of programs."""
+"""Writes shell scripts that run in place of other programs."""
 
 import pathlib
 

@@ -32,7 +32,7 @@ class Terminal:
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         self._ours, theirs = pty.openpty()
-        # These two variables would take precedence over the size of the terminal.
+        # The variables COLUMNS and LINES would take precedence over the size of the terminal.
         inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.process = subprocess.Popen(

@@ -1,4 +1,6 @@
-"""What the tests' API server refuses, according to the page "Kubernetes API Concepts" of the Kubernetes documentation.
+"""Covers the requests that the tests' API server must refuse.
+
+The page "Kubernetes API Concepts" of the Kubernetes documentation says which requests a real API server refuses.
 
 If the tests' API server accepted requests that a real API server refuses, it would hide faults of the program. Answers to
 accepted requests need no test in this module, because the tests that use the server would fail without the answers.

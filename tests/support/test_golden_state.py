@@ -5,7 +5,7 @@ import copy
 from tests.support import golden_fixtures, golden_state
 
 
-def test_every_kind_of_difference_is_found() -> None:
+def test_the_comparison_with_a_recording_finds_every_kind_of_difference() -> None:
     recorded = golden_fixtures.recording("default", "P0")
     changed = copy.deepcopy(dict(recorded))
     changed["virtual_servers"]["TCP 10.96.9.1:80"]["persistent"] = 1

@@ -48,7 +48,7 @@ def service(name: str = "demo/web", *, connections_s: float | None = 1.5, proble
 
 
 def picture(*services: dict[str, Any], node: dict[str, Any] = NODE, page: int = 1, pages: int = 1) -> Picture:
-    """A document with these Services of a node."""
+    """The picture of a node with these Services, as ``ipvsproxy top`` shows it."""
     return top_data.picture(node, {"services": services, "matching": len(services), "page": page, "pages": pages})
 
 

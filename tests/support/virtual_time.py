@@ -55,7 +55,7 @@ def loop() -> VirtualLoop:
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Make a test function that runs this coroutine on its own event loop."""
+    """Make a test function that runs this coroutine on a new ``VirtualLoop``."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

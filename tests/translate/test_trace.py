@@ -81,7 +81,7 @@ def test_the_example_address_of_a_local_pod_is_in_a_range_of_local_pods(pods: li
     assert (str(result.source), result.is_from_pod_interface, result.is_from_host) == (source, True, False)
 
 
-def test_a_connection_from_the_host_uses_its_destination_address_as_source_too() -> None:
+def test_a_traced_connection_from_the_host_has_the_same_source_and_destination_address() -> None:
     result = trace.connection_of(TracedClient.HOST, CLUSTER, Settings(), builders.node_view())
     assert result == trace.TracedConnection(CLUSTER.address, CLUSTER, is_from_host=True)
     assert trace.connection_of(TracedClient.OUTSIDE, CLUSTER, Settings(), builders.node_view()).is_from_host is False

@@ -261,7 +261,7 @@ def test_all_addresses_are_kept_after_a_failed_read() -> None:
     assert (list(lost.addresses), lost.next_s) == ([ONE], 20 + 2 * GRACE_S)
 
 
-def test_a_lost_address_still_serves_node_ports_and_health_checks_but_a_service_may_bind_it_at_once() -> None:
+def test_only_node_ports_and_health_checks_still_use_an_address_that_the_node_has_just_lost() -> None:
     settings = Settings(node_port_networks=builders.networks("172.18.0.0/16"))
     carried = [builders.interface_address("eth0", str(ONE))]
     view = view_node(settings, "node-a", None, carried, (), lingering=[TWO, parse_address("203.0.113.9")])
@@ -270,7 +270,7 @@ def test_a_lost_address_still_serves_node_ports_and_health_checks_but_a_service_
 
 
 @pytest.mark.parametrize(("bind_address", "is_known"), [(None, False), ("0.0.0.0", False), ("192.0.2.1", True)])
-def test_primary_node_port_ranges_are_known_without_a_node_object_if_a_bind_address_is_given(
+def test_the_primary_address_for_node_ports_is_known_without_a_node_if_a_bind_address_is_given(
     bind_address: str | None, *, is_known: bool
 ) -> None:
     settings = Settings(node_port_primary=True, bind_address=parse_address(bind_address) if bind_address else None)

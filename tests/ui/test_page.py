@@ -179,7 +179,7 @@ def test_the_column_of_problems_is_visible_on_a_page_of_1280_pixels_despite_long
     assert page.locator(".services").evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
 
 
-def test_the_view_of_a_service_is_a_diagram_from_clients_to_endpoints_with_reasons(looking: Look) -> None:
+def test_the_diagram_of_a_service_leads_from_clients_to_endpoints_and_explains_unused_endpoints(looking: Look) -> None:
     page = looking(PARTS["service"])
     _is_complete(page, "service")
     for text in ("pod of this node", "outside of the cluster", "masqueraded", "TCP 10.96.0.80:80", "node port, rr"):
@@ -337,7 +337,7 @@ _VISIBILITY = """hidden => {
 }"""
 
 
-def test_what_a_viewer_has_opened_selected_and_focused_is_kept_while_the_page_is_updated(looking: Look) -> None:
+def test_an_update_of_the_page_keeps_the_focus_and_the_selection_and_what_the_viewer_has_opened(looking: Look) -> None:
     page = looking(PARTS["node"], width=360)
     _is_complete(page, "node")
     syncs, time_of_figures = page.get_by_role("region", name="The last syncs"), page.locator(".note")

@@ -174,7 +174,7 @@ class Engine:
         if names:
             await self._in_slices(self._translator.putting(names))
             report = await self._add(report)
-            report = await self._add(report)  # addresses are bound only after their virtual servers have been added
+            report = await self._add(report)  # the second call binds addresses, whose virtual servers now exist
             log.info("first_services_programmed", duration_s=round(self.clock() - began, 3))
         await self._sync(self.clock(), report)
 

@@ -2,8 +2,8 @@
 
 Objects that are not in a cycle are freed when their reference count becomes 0. The data about known API objects consists of about
 a million values without cycles. With Python's default settings, the garbage collector would traverse this data again and again
-during a start. After the start, some seconds of changes create so many objects that a single collection would block the event
-loop for too long. ``docs/performance.md`` has the measurements.
+during a start. After the start, changes create so many objects within seconds that collecting them all at once would block the
+event loop for too long. ``docs/performance.md`` has the measurements.
 """
 
 import contextlib

@@ -216,8 +216,8 @@ class KernelReader:
     async def observe(self) -> None:
         """Read the whole kernel. The last observed state of a part is kept if the part cannot be read."""
         now = self.clock()
-        # The times of the next readings are set before the reading begins, because a change during the reading requests another
-        # reading.
+        # The times of the next readings are set before the reading begins, because a change during the reading sets an earlier
+        # time, which must not be overwritten.
         self._due_s = [now + interval_s for interval_s in self._intervals_s]
         self._reading = None
         sets, families, sysctls = self._subjects()

@@ -3,8 +3,8 @@
 The values are the numbers of virtual and real servers, and the counters of all virtual servers. This module also declares the
 sources of the values.
 
-Rule: a scrape and the web page share one reading of the counters. Counters are read in parts, because changes of the kernel have
-priority.
+Rule: a scrape and the web page share one reading of the counters. Counters are read in parts, so that changes can be written to
+the kernel between two parts.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ from ipvsproxy.reconcile.survey import Statistics, Survey
 from ipvsproxy.store.objects import Store
 
 FRESH_S = 2.0
-"""The time for which counters count as fresh. The kernel itself adds up the counters of its processors every two seconds."""
+"""The time, in seconds, for which one reading of the counters is used instead of a new reading. The kernel itself adds up the
+counters of its processors every two seconds."""
 
 K = TypeVar("K", bound=Hashable)
 

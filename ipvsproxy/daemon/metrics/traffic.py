@@ -35,7 +35,7 @@ LONGEST_READING_S = 5.0
 After this wait, the scrape shows the figures of the previous scrape.
 """
 LINES_AT_ONCE = 200
-"""The number of lines (about 30 kB of text) that are rendered at once. If a page of several megabytes were rendered at
+"""The number of lines in each rendered part of a page (about 30 kB of text). If a page of several megabytes were rendered at
 once, the event loop would be blocked, and each page would need new memory."""
 OTHERS = "(others)"
 """The name that the shared series of all ports beyond the limit has; no API object can have this name."""

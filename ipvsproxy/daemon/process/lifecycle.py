@@ -1,4 +1,4 @@
-"""The lifetime of a process of run, --init-only or --dry-run.
+"""The lifetime of a process with the command ``run`` or the flag ``--init-only`` or ``--dry-run``.
 
 This module starts the process, waits, handles signals, stops the process, and reports why the process ended.
 """

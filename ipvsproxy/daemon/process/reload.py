@@ -79,7 +79,7 @@ class Reloader:
                 await asyncio.sleep(SETTLE_S)
 
     async def check(self, path: pathlib.Path) -> None:
-        """Read the file after a change of the file, after a call of ``ask``, or when the next attempt is due."""
+        """Apply the file if it has changed, if ``ask`` was called, or if the next attempt is due."""
         try:
             content = await asyncio.to_thread(path.read_bytes)
         except OSError:

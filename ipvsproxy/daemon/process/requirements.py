@@ -53,7 +53,7 @@ RULES_PATIENCE_S = 2.0
 of iptables is free."""
 
 SLOW_LOG_S = 60.0
-"""The pause between two log lines about a slow kernel."""
+"""The minimum time between two log lines about a slow kernel, in seconds."""
 
 T = TypeVar("T")
 
@@ -260,7 +260,7 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: LocalMode) -> Mapping[Family, Program]:
-    """Continue only if addresses can be read, the name ``kube-ipvs0`` is available, and at least one IP family can be served.
+    """Check that addresses can be read, the name ``kube-ipvs0`` is available, and at least one IP family can be served.
 
     The name is not available if an interface of another kind has the name. Returns the iptables program of each IP family that
     can be served. Logs which features the kernel lacks; ``local_mode`` decides which features are needed to recognise this node's

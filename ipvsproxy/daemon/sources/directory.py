@@ -200,7 +200,8 @@ LONGEST_RETRY_S = 10.0
 class DirectorySource(Source):
     """A directory of manifests: files ending in .yaml, .yml or .json, without hidden files and subdirectories.
 
-    The lists of a directory are never in doubt, because an object without a manifest has certainly been deleted.
+    Every list of a directory is trusted, even if many known objects are missing, because an object without a manifest has
+    certainly been deleted.
 
     The directory is read when it has not changed for ``settle_s`` seconds.
     """

@@ -58,7 +58,7 @@ BROKEN_WATCH_SPREAD_S = 4.0
 """The longest random delay, in seconds, that a broken watch adds to its first back-off, because a server may have broken the
 watches of all nodes."""
 CONFIRMATION_SPREAD_S = 45.0
-"""If all nodes doubt the same list, the requests of all nodes for a second list are spread over this time."""
+"""The time over which all nodes spread their requests for a second list if all nodes doubt the same list, in seconds."""
 
 MAY_BE_ANOTHER = frozenset({Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR})
 """The kinds of trouble after which the server may have been restored from a backup."""
@@ -233,7 +233,7 @@ class Reflector:
         """
         is_doubted = self._list_again_at_s < math.inf
         version = LATEST if self._needs_latest or is_doubted else self._version or ANY_VERSION
-        # A list in one page needs no token, so no token can expire.
+        # A list in one page needs no continue token, so no continue token can expire.
         limit = PAGE_ITEMS if version in {LATEST, ANY_VERSION} and not self._needs_one_page else 0
         keys: set[ObjectKey] = set()
         begins: tuple[Event, ...] = (ListStarted(self._kind),)

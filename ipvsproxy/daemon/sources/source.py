@@ -35,7 +35,7 @@ GATEWAY_TIMEOUT, TOO_LARGE = 504, "Too large resource version"
 
 Deliver = Callable[[Sequence[Event]], None]
 Post = Callable[[str, Mapping[str, object]], Awaitable[None]]
-"""Creates an object on the API server from its path and its body. Raises ApiError."""
+"""Creates an object on the API server. The arguments are the path of the request and the object. Raises ApiError."""
 
 
 class Trouble(enum.StrEnum):

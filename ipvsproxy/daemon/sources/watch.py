@@ -43,8 +43,8 @@ CREDENTIALS_TIMEOUT_S = 30
 """The longest time in seconds to get credentials from files, an issuer of tokens, or a plugin. The program of a plugin has a
 shorter time limit of its own, ``PLUGIN_TIMEOUT_S``."""
 ANSWER_TIMEOUT_S = 60
-"""The longest wait for the beginning of an answer, and between two parts of a list. The API server has the same time limit for a
-request."""
+"""The longest wait for the beginning of an answer or for the next part of a list, in seconds. The API server has the same time
+limit for a request."""
 KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
 """The settings of TCP keepalive. A server that has disappeared without closing the connection is noticed after 30 s, although a
 watch may be silent for minutes."""
@@ -240,7 +240,7 @@ async def _addresses_of(configuration: credentials.Configuration) -> Collection[
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(NAMES_TIMEOUT_S):
             for url in (server, urllib.parse.urlsplit(proxy)):
-                with contextlib.suppress(OSError, ValueError):  # the port may be no number
+                with contextlib.suppress(OSError, ValueError):  # ``port`` raises ValueError if the URL's port is not a number
                     port = url.port or PORTS.get(url.scheme)
                     if url.hostname and port:
                         answers = await asyncio.get_running_loop().getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)

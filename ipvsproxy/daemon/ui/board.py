@@ -35,7 +35,7 @@ SEARCHES = 16
 SORTED_AT_ONCE = 500
 """The number of names that are sorted without a pause, in about a millisecond."""
 CONFLICTS_SEEN = 500
-"""The largest number of conflicts that the rows of their Services show."""
+"""The largest number of conflicts between Services that all rows of the table together show."""
 PENDING_SEEN = 5000
 """The largest number of pending objects whose Services are determined; the number is limited, because at a start all objects are
 pending."""
@@ -89,7 +89,7 @@ class Query(NamedTuple):
         if address in service.addresses:
             return any(self.port == one.port for one in service.ports)
         if any(self.port == one.node_port for one in service.ports):
-            return True  # each address of the node may match
+            return True  # any address matches, because it may be an address of the node
         return any(
             any(one.port == self.port for one in item.ports) and address in item.each_address
             for item in slices

@@ -132,7 +132,7 @@ class ServiceRates:
 
     def __init__(self) -> None:
         self.readings = 0
-        """The number of complete readings after the first reading; the figures change only when this number changes."""
+        """The number of complete readings after the first reading. The rates of Services change only when this number changes."""
         self.interval_s: float | None = None
         """The seconds between the last two readings, whose difference gives the rates."""
         self._read_s: float | None = None

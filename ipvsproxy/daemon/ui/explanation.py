@@ -52,16 +52,17 @@ class _Indexed(NamedTuple):
 
 
 ENDPOINTS_AT_ONCE = 50
-"""The number of endpoints that are described without a pause, in less than a millisecond."""
+"""The number of endpoints that are described between two pauses. Describing them takes less than a millisecond."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Explainer:
     """Describes Services and virtual servers.
 
-    ``view`` is the view of this node from which the desired state in the survey was made. ``is_carried`` returns whether the node
-    has an address. ``connections`` returns the connections of a real server, as far as they are known. ``rates`` returns
-    additional fields for a real server. ``targets`` are the pods behind the described endpoints, as far as they are known.
+    ``view`` is the view of this node from which the desired state in the survey was made. ``is_carried`` returns whether a given
+    address is present on the node. ``connections`` returns the connections of a real server, as far as they are known. ``rates``
+    returns additional fields for a real server. ``targets`` are the pods behind the described endpoints, as far as they are
+    known.
     """
 
     survey: Survey

@@ -345,7 +345,7 @@ _NO_SYNC: Mapping[str, Any] = {
     "durationSeconds": None,
     "latencySeconds": None,
 }
-"""The text about the subject, if the event is not a sync."""
+"""The fields about a sync, with the values that they have in an event that is not a sync."""
 
 
 def _failure(outcome: Outcome) -> str:
@@ -358,7 +358,10 @@ def _failure(outcome: Outcome) -> str:
 
 
 def _sentence(summary: SyncSummary, endpoints: str) -> str:
-    """The changes of a sync as text; the text describes each of ``endpoints``, and counts all other kernel objects."""
+    """The changes of a sync as text.
+
+    ``endpoints`` is the part about changed endpoints; all other changed kernel objects are only counted.
+    """
     report, names = summary.report, summary.changes.services
     parts = [endpoints] if endpoints else [f"{len(names):,} Services changed"] if len(names) > 1 else []
     is_told = endpoints and sum(number for (_, kind), number in report.done.items() if kind == "real_server") == len(

@@ -262,7 +262,7 @@ class Pages:
             rates=lambda key, real_server: counters.described(opened.rates(key, real_server)),
             targets=targets,
         )
-        # the Service was deleted while the kernel was read
+        # the Service may have been deleted while the kernel was read
         if name not in self.sources.store.services or name not in survey.states:
             raise RefusedError(404, f"there is no Service {text}")
         counted = [one.connections for servers in opened.traffic.values() for one in servers.values()]

@@ -176,7 +176,8 @@ class Attributes:
 
 
 Field = tuple[tuple[int, ...], str]
-"""An attribute for a ``Layout``: the attribute numbers, from the outermost attribute inwards, and the ``struct`` code.
+"""An attribute that a ``Layout`` reads: the numbers of the nested attributes that lead to the attribute (outermost first), and
+the ``struct`` code of its value.
 
 The code ``s`` means the whole payload with its padding, so the caller must cut a string at its NUL.
 """

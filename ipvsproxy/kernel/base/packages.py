@@ -40,7 +40,7 @@ def defer(package: str, *modules: str) -> ModuleType:
         sys.modules[package] = module
         parent, _, name = package.rpartition(".")
         if parent:
-            setattr(sys.modules[parent], name, module)  # an import statement sets the same attribute
+            setattr(sys.modules[parent], name, module)  # an import statement would set this attribute too
     for name in modules:
         importlib.import_module(f"{package}.{name}")
     return sys.modules[package]

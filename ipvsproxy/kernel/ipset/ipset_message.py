@@ -21,7 +21,7 @@ from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, MarkedEntry, SetE
 HASH_SIZE = 1024
 """The initial ``hashsize`` of a hash set, as in kube-proxy; the kernel enlarges it as the set fills."""
 TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 3, 4, 5, 7, 8, 10
-"""Attributes of a message."""
+"""The numbers of the attributes in a message of ipset."""
 CAPACITY = 19
 """The attribute ``maxelem`` inside ``DATA``."""
 

@@ -103,7 +103,8 @@ _FILES: Mapping[str, Program] = {
     "xtables-nft-multi": Program(_OLDEST, "nf_tables"),
     "xtables-legacy-multi": Program(_OLDEST, "legacy"),
 }
-"""The file that contains all programs of a variant, named so since iptables 1.8.0 (iptables/Makefile.am)."""
+"""The variant and its oldest possible version, by the name of the file that contains all programs of the variant. The files have
+had these names since iptables 1.8.0 (iptables/Makefile.am)."""
 
 
 class IptablesDriver:
@@ -245,7 +246,7 @@ class IptablesDriver:
         return Outcome(operation)
 
     def _remove(self, skeleton: Skeleton) -> str:
-        """Returns the reason why a part of the removed skeleton remains; an empty text means that nothing remains."""
+        """Remove a skeleton; returns the reason why a part of it remains, or an empty text if nothing remains."""
         listing = self._list(skeleton.family)
         if listing.hidden:
             raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))

@@ -50,7 +50,7 @@ HOST_PORTS_REMEDY = (
 
 
 class _Layout(NamedTuple):
-    """The positions of the length and the counters in an entry, and the socket family and level for reading entries."""
+    """The socket family and level for reading the entries of legacy tables, and the offsets of an entry's length and counters."""
 
     domain: socket.AddressFamily
     level: int
@@ -171,7 +171,7 @@ def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...
 
 
 def _host_ports_beside(family: Family, variant: str) -> str:
-    """The variant that has hostPort rules which our ``variant`` of iptables does not show; empty if there are no such rules."""
+    """Returns the variant that holds hostPort rules unseen by our ``variant`` of iptables; empty if there are no such rules."""
     is_unseen = functools.partial(_is_unseen, is_legacy=variant == "legacy")
     if modules.may_have_nf_tables() and has_chain(family, is_unseen):
         return "nf_tables"

@@ -42,8 +42,8 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
     """Run a program of iptables, and return the program's output.
 
     Raises:
-        KernelError: the program is not in PATH, or its exit status is not 0. If the KernelError has an error number, the program
-            could not be started, or the program hangs.
+        KernelError: the program is not in PATH, or its exit status is not 0. An error number in the KernelError means that the
+        program could not be started, or that it was killed because it hung.
     """
     path = shutil.which(command)
     if path is None:

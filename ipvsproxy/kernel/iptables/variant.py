@@ -24,8 +24,8 @@ HINTS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
 """Chains that the kubelet creates. The first of these chains exists only to show which variant the kubelet uses."""
 
 DELAYS_S = (0.1, 0.4)
-"""The waits between attempts to list the rules of a variant. An attempt may fail because memory is short for a moment, or because
-no process can be started at the moment."""
+"""The pauses between attempts to list the rules of a variant, in seconds. An attempt may fail because memory is short for a
+moment, or because no process can be started at the moment."""
 
 
 class Variant(enum.StrEnum):
@@ -64,7 +64,7 @@ def commands(variant: Variant) -> Mapping[Family, str]:
 
 
 def installed() -> tuple[Variant, ...]:
-    """The variants whose programs are in PATH under names that contain the variant.
+    """The variants whose programs are in PATH under names such as ``iptables-nft`` and ``iptables-legacy``.
 
     Distributions that have only one variant often have no programs whose names contain the variant.
     """

@@ -254,7 +254,7 @@ class IpvsDriver:
         limit = self._channel.limit
         messages: list[bytes] = []
         numbers: list[int] = []
-        """The number of the object that each message is about."""
+        """For each message, the number of the object that the message is about."""
         for operation, first in zip(operations, firsts, strict=True):
             objects = range(first, first + count_objects(operation.item))
             try:

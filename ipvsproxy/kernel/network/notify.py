@@ -64,9 +64,9 @@ def open_socket() -> socket.socket:
 class ChangeListener:
     """A socket that becomes readable when an interface, an address or one of our routes changes.
 
-    The socket receives changes of the network namespace in which it was created. ``read`` never waits, so an event loop should
-    watch ``fileno()``. Changes made through sockets with a port ID in ``own_ports`` are left out. ``route_protocol`` is the
-    protocol number of our routes.
+    The socket receives changes of the network namespace in which it was created. ``read`` never waits. An event loop watches
+    ``fileno()`` to learn when to call ``read``. Changes made through sockets with a port ID in ``own_ports`` are left out.
+    ``route_protocol`` is the protocol number of our routes.
     """
 
     own_ports: Collection[int] = ()

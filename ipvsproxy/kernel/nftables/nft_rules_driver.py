@@ -352,7 +352,8 @@ class NftRulesDriver:
 def _describe(printed: _Printed, chain: str) -> str:
     """A readable description of a rule: its expressions, its comment, and the rule's name in ``nft``."""
     parts = ", ".join(nft_rule.decision(*one) for one in printed.expressions) or "no expression"
-    comment = f", with the comment {printed.text!r}" if printed.text else ""  # another program's comment is quoted
+    # quoted, because the comment may come from another program
+    comment = f", with the comment {printed.text!r}" if printed.text else ""
     return f"{parts}{comment} (inet {nft.TABLE} {chain} handle {printed.handle})"
 
 

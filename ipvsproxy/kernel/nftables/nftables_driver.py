@@ -122,7 +122,7 @@ class NftDriver:
             return False
         try:
             failed = nft.run_while_stale(self._channel, lambda: self._with_rules(encoded, of_rules))
-        except (KernelError, ValueError):  # the attempt to apply the operations in parts will report this error
+        except (KernelError, ValueError):  # the caller then applies the operations in parts, which reports this error
             return False
         self.sets.written(of_sets)
         return not failed

@@ -16,8 +16,9 @@ The following differences from iptables do not matter to packets:
 * A rule with a set of marks writes the whole mark, and only for packets without a mark, because kernels before 6.13 cannot
   combine two registers.
 
-The program ``nft`` can load these rules from its own output, so a saved ruleset with our table can be restored. ``nft`` accepts
-no key that contains a constant, and accepts a port of connection tracking in a rule only after a match on the protocol.
+The program ``nft`` can load these rules from its own output, so a saved ruleset with our table can be restored. ``nft`` rejects a
+look-up key that contains a constant, so rules derive constants from the packet's mark. ``nft`` also rejects a port from
+connection tracking, unless the rule has matched the protocol before.
 """
 
 import enum
@@ -90,7 +91,7 @@ _OFFSETS: Mapping[Family, Mapping[Side, int]] = {
 }
 """The places of the addresses in the network header."""
 _PORTS: Mapping[Side, int] = {Side.SOURCE: 0, Side.DESTINATION: 2}
-"""The places of the ports in the transport header, which are the same in all three protocols."""
+"""The offsets of the ports in the transport header, in bytes. The offsets are the same in all three protocols."""
 _STATES: Mapping[ConnectionState, int] = {ConnectionState.ESTABLISHED: 2, ConnectionState.RELATED: 4, ConnectionState.NEW: 8}
 _TUNNELS: Mapping[Family, int] = {Family.IPV4: 4, Family.IPV6: 41}  # IPPROTO_IPIP, IPPROTO_IPV6
 _LOCAL = struct.pack("=I", 2)  # RTN_LOCAL
@@ -405,7 +406,7 @@ def masquerade(*, fully_random: bool) -> bytes:
 
 
 def segment_size() -> bytes:
-    """Lower the maximum segment size that a TCP packet announces to the number in the first register; never raise the size."""
+    """Lower a TCP packet's maximum segment size to the number in the first register. A smaller size stays unchanged."""
     option = attribute(2, b"\2") + integer(3, 2) + integer(4, 2) + integer(6, 1)  # TCPOPT_MSS by NFT_EXTHDR_OP_TCPOPT
     return _expression("exthdr", option, integer(7, _register()))
 

@@ -1,4 +1,4 @@
-"""The kind of tracked flows.
+"""Declares the kind of kernel object for tracked flows, the entries of connection tracking.
 
 When a Service changes, its flows are cleaned: tracked flows to undesired real servers are deleted. Desired and observed flows are
 never compared, because the absence of a flow in the kernel proves nothing. Rule: a flow is cleaned only after the kernel has

@@ -53,7 +53,10 @@ class Sysctls(ReconciledKind[str, Sysctl, str]):
         }
 
     def _observed(self, setting: Sysctl) -> Sequence[str | None]:
-        """The observed values on which the writing of a setting depends."""
+        """The observed value of a setting.
+
+        For a setting for tunnels, the observed values of all desired settings for tunnels follow.
+        """
         desired, observed = self.objects.desired, self.objects.observed
         others = [path for path, one in desired.items() if one.for_tunnels] if setting.for_tunnels else []
         return [observed.get(path) for path in (setting.path, *others)]
@@ -140,7 +143,7 @@ class Rules(ReconciledKind[Family, Skeleton, ObservedSkeleton]):
         return desired.in_force != observed
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Records the rules of the families that were read."""
+        """Records the observed rules of each family whose rules were read."""
         for family, image in observed.skeletons.items():
             self.objects.notice(family, image)
         return iter(())

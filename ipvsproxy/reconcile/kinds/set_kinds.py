@@ -34,7 +34,7 @@ _STAGES: Mapping[tuple[Verb, str], Stage] = (
     | {(Verb.ADD, name): Stage.MARKS for name in ownership.SCOPE_SETS}
     | {(Verb.REMOVE, name): Stage.MARK_REMOVALS for name in ownership.SCOPE_SETS}
 )
-"""The stages of the entries of some sets; the entries of all other sets have other stages."""
+"""The stages of operations on entries, by verb and set. For all other verbs and sets, ``Entries.stages`` applies."""
 
 
 class Entries(PresenceKind[SetEntry]):

@@ -1,4 +1,4 @@
-"""The kind of virtual servers, with their real servers.
+"""The kind for virtual servers, each together with its real servers.
 
 Rule 1: a virtual server with source ranges is added only after the ranges are in the kernel.
 Rule 2: real servers are added only after the undesired entry that exempts their traffic from masquerading has been removed (see
@@ -68,7 +68,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         self.begin_settling(0)
 
     def make_table(self) -> Table[VirtualServerKey, VirtualServer, ObservedVirtualServer]:
-        """A table in which owners have the ranks of ``ownership``."""
+        """A table that ranks the owners of a virtual server with ``ownership.rank``."""
         return Table(self.owner_of, self.differs, self.is_protected, self.all.unequal, ownership.rank)
 
     def owner_of(self, desired: VirtualServer) -> Owner:

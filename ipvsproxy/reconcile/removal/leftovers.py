@@ -1,9 +1,9 @@
 """Leftover rules: rules of kube-proxy's iptables and nftables modes, and rules of ipvsproxy in the unused variant of iptables.
 
 Leftover rules are removed as soon as the desired rules are in the kernel. The names and comments come from
-pkg/proxy/iptables/proxier.go, cleanup.go, and pkg/proxy/nftables/proxier.go in kubernetes/kubernetes. Every version of kube-proxy
-from 1.29 on has at least the chains and maps of the nftables mode that this module lists. ``kube-proxy --cleanup`` itself
-identifies its table only by the name of the table.
+pkg/proxy/iptables/proxier.go, cleanup.go, and pkg/proxy/nftables/proxier.go in kubernetes/kubernetes. This module lists chains
+and maps of kube-proxy's nftables mode. Every version of kube-proxy from 1.29 on has at least these chains and maps. ``kube-proxy
+--cleanup`` itself identifies its table only by the name of the table.
 
 Rule 1: a chain is removed if its name is used only by kube-proxy's iptables mode, or if it is ipvsproxy's chain in the unused
 variant.
@@ -18,7 +18,7 @@ Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes
 only once every ``PATIENCE_S`` seconds.
 Rule 6: a table belongs to kube-proxy if it has the same family and name as kube-proxy's table, the same base chains with the same
 hooks, and all other chains and maps of kube-proxy's table. If the table has a comment, the comment must be kube-proxy's; versions
-of nft before 0.9.7 write no comment. A table that only has the name of kube-proxy's table is not touched.
+of nft before 0.9.7 write no comment. A table that has only its name in common with kube-proxy's table is not touched.
 """
 
 import dataclasses

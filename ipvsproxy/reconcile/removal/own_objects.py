@@ -4,9 +4,9 @@ A cleanup may also be limited to the objects that kube-proxy does not know, or t
 
 Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules. After the virtual servers, the
 rules are removed, then the sets that the rules name, then the device, and then local routes. Settings that let packets in by
-tunnel are restored before the rules that drop packets from tunnels of unknown senders are removed.
-Rule 2: a witness (see ``ownership``) stays as long as its virtual server exists. Without the witness, no later run would
-recognise that the virtual server belongs to ipvsproxy.
+tunnel are restored while the rules that drop packets from tunnels of unknown senders still exist. Rule 2: a witness (see
+``ownership``) stays as long as its virtual server exists. Without the witness, no later run would recognise that the virtual
+server belongs to ipvsproxy.
 """
 
 import itertools

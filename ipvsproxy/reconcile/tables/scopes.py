@@ -200,7 +200,7 @@ class Scopes:
         self._changed: dict[ServiceName, None] = {}
         """The Services whose ports may have begun or ceased to need a mark."""
         self._recalls = True
-        """Whether, when marks are next given, a Service port gets the mark that its entries in the kernel already have."""
+        """Whether the next assignment of marks gives a Service port the mark of its existing entries in the kernel."""
         self._closing: dict[FirewallMark, None] = {}
         """The virtual servers by firewall mark that no Service desires and that still drain."""
         self._refused: set[FirewallMark] = set()

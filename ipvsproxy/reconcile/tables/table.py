@@ -103,8 +103,7 @@ class Table(Generic[K, V, W]):
         """The keys that the current complete reading has shown, or that have changed since this reading began; None between
         readings."""
         self.drifted = 0
-        """The number of keys that have drifted since the first observation: the observed value changed to a value that is not
-        desired."""
+        """How many times, since the first observation, the observed value of a key has changed to a value that is not desired."""
         self._drifted_keys: list[K] = []
 
     def _make_observed(self) -> MutableMapping[K, W]:
@@ -121,7 +120,7 @@ class Table(Generic[K, V, W]):
     def contested(self) -> Collection[K]:
         """The keys that more than one owner desires.
 
-        If no key has several owners, each owner has all keys that the owner desires.
+        If the result is empty, each owner has all keys that it desires.
         """
         return self._waiting.keys()
 
@@ -325,7 +324,7 @@ class Present(MutableMapping[K, bool]):
         self._desired = desired
         self._pending = pending
         self.undesired: dict[K, None] = {}
-        """The observed keys without an owner."""
+        """The observed keys that are not desired."""
 
     def __contains__(self, key: object) -> bool:
         return key not in self._pending if key in self._desired else key in self.undesired
@@ -417,5 +416,5 @@ def replacing(
 
 
 def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:
-    """The desired values of an owner for a ``PresenceTable``."""
+    """Maps each key to its owner, which is the form of an owner's desired values in a ``PresenceTable``."""
     return dict.fromkeys(keys, owner)

@@ -28,7 +28,7 @@ first and rare later."""
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Drain:
-    """One draining real server. ``connections`` is None until its connections have been read."""
+    """One draining real server. ``connections`` is None until the real server's connections have been read."""
 
     virtual_server: VirtualServerKey
     key: RealServerKey
@@ -46,7 +46,7 @@ class Drains:
     def __init__(self) -> None:
         self._drains: dict[VirtualServerKey, dict[RealServerKey, Drain]] = {}
         self._waiting: collections.OrderedDict[Drain, None] = collections.OrderedDict()
-        """Drains without connections that wait for capacity on the kernel's list; the drain that began to wait first comes
+        """The drains that have no connections and wait for capacity on the kernel's list. The drain that has waited longest comes
         first."""
         self._over: set[Drain] = set()
         self._due_s: dict[VirtualServerKey, float] = {}

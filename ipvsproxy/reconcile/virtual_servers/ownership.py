@@ -12,8 +12,8 @@ the address now. The virtual server may also belong to ipvsproxy, if an earlier 
 on an address that the host has lost. If such a virtual server belongs to ipvsproxy, a second virtual server with the same
 settings and real servers exists and has a witness. The second virtual server is on the same port of an address where node ports
 are served, or on the Service's cluster IP. Virtual servers of ipvsproxy and of another program can have the same real servers
-only if these real servers have addresses of hosts. A virtual server with a real server on an address of this host is therefore
-never recognised by a second virtual server.
+only if these real servers have addresses of hosts. If a virtual server has a real server on an address of this host, a second
+virtual server therefore proves nothing.
 
 A virtual server by firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains its mark.
 
@@ -98,9 +98,9 @@ def owned_virtual_servers(
     ``local`` are the addresses on ``kube-ipvs0`` and the addresses to which ipvsproxy's local routes lead. ``host_addresses`` are
     the addresses of this host on interfaces other than ``kube-ipvs0``. If ipvsproxy's set contains a node port, the virtual
     servers of this port on the host addresses in ``node_port_ranges`` belong to ipvsproxy. Loopback addresses never count as such
-    host addresses, and IPv6 link-local addresses do not count in a range of all addresses. ``left_behind`` has all observed
-    virtual servers if a virtual server on an address without node ports may belong to ipvsproxy; otherwise ``left_behind`` is
-    empty.
+    host addresses. An IPv6 link-local address counts only if a range other than ``::/0`` contains the address. ``left_behind``
+    has all observed virtual servers if a virtual server on an address without node ports may belong to ipvsproxy; otherwise
+    ``left_behind`` is empty.
     """
 
     def serves(address: Address) -> bool:
@@ -170,7 +170,7 @@ def _named(holds: Callable[[IpSet], bool]) -> frozenset[str]:
 
 
 RANGE_SETS = _named(lambda one: one.kind in {SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP})
-"""The sets of admitted sources of virtual servers."""
+"""The sets that hold the source addresses and ranges that virtual servers admit."""
 FIREWALL_SETS = _named(lambda one: one.kind is SetKind.LOAD_BALANCER_FIREWALL)
 """The names of the sets that list the virtual servers with restricted source addresses."""
 LOCAL_SETS = _named(lambda one: one.kind is SetKind.LOAD_BALANCER_LOCAL or one.kind.startswith("KUBE-NODE-PORT-LOCAL-"))

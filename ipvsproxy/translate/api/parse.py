@@ -37,8 +37,8 @@ FEW_PORTS = 8
 MOST_ENTRIES = 65536
 """The most entries of one Service in one ipset.
 
-The bound is the number of entries that kube-proxy's set holds for all Services together. The API itself limits only the size of a
-Service.
+The bound is the number of entries that kube-proxy's set holds for all Services together. The API does not limit the number of
+entries. It limits only the size of the Service object.
 """
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
@@ -249,7 +249,7 @@ def parse_node(raw: schema.NodeJson, name: str) -> Node:
 
 
 MOST_ENDPOINTS = 1000
-"""The most endpoints of one EndpointSlice (maxEndpoints, pkg/apis/discovery/validation in kubernetes/kubernetes)."""
+"""The largest number of endpoints in one EndpointSlice (maxEndpoints, pkg/apis/discovery/validation in kubernetes/kubernetes)."""
 
 _NO_CONDITIONS = schema.EndpointConditions()
 _NO_HINTS = schema.EndpointHints()

@@ -96,7 +96,7 @@ class Translation:
             return ServiceState(owner=self.owner, rare=Rarities(skipped=(not_served, *self.service.skipped)))
         addresses = tuple(self.addresses)
         if addresses == self.service.cluster_addresses:
-            addresses = self.service.cluster_addresses  # the state and the parsed Service share one tuple
+            addresses = self.service.cluster_addresses  # to save memory, the state shares the tuple of the parsed Service
         by_routes, chosen = self.settings.binding is Binding.ROUTES, self.how.chosen
         rare = Rarities(
             refused=tuple(self.refused),

@@ -71,7 +71,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
     def weigh(self, endpoints: Endpoints, skipped: dict[Skipped, None]) -> Mapping[bytes, int]:
         """The weight of each endpoint of a port, by the bytes of the endpoint's key.
 
-        The reason for each weight that is not possible is recorded.
+        If the scheduler does not support a weight, the reason is added to ``skipped``.
         """
         explicit = {key: weight for key, one in endpoints.items() if (weight := self._explicit(one)) is not None}
         default = SLOW_START_WEIGHT if self.chosen.slow_start_s and not explicit else 1

@@ -70,7 +70,7 @@ def test_an_exception_is_logged_in_the_line_of_its_event(read: Read, *, is_ours:
     assert "ValueError: invalid literal" in line
 
 
-def test_a_message_of_a_library_is_logged_as_one_line_and_is_not_repeated_at_once(
+def test_a_library_message_is_logged_on_one_line_at_most_once_per_repeat_interval(
     read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0

@@ -207,7 +207,7 @@ def test_the_last_update_in_the_health_answer_of_a_node_without_faults_is_the_cu
     )
 
 
-def test_the_health_answer_of_a_healthy_node_lists_unreadable_parts_unmet_settings_and_leftovers() -> None:
+def test_a_healthy_answer_also_lists_unreadable_parts_and_unmet_settings_and_leftovers() -> None:
     unread, left, unmet = ("list sets: EIO",), ("our objects in the other backend stay: EBUSY",), {"net/ipv4/ip_forward": "0"}
     answer = paths.healthz(summaries.status(NOW_S, UPDATES, unreadable=unread, leftovers=left, unmet_settings=unmet))
     document = json.loads(answer.body)

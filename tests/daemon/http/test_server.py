@@ -64,7 +64,7 @@ async def test_a_request_with_any_http_method_is_answered_like_get(method: str) 
 
 
 @pytest.mark.parametrize("body", [b"", b"begin\n"])
-async def test_an_answer_made_of_parts_arrives_complete_and_a_head_request_gets_only_the_length_of_the_answer(
+async def test_get_returns_all_parts_of_an_answer_and_head_returns_only_their_total_length(
     body: bytes,
 ) -> None:
     answer = Answer(server.OK, body, server.TEXT, [b"x" * 100_000, b"end\n"])
@@ -157,7 +157,7 @@ async def test_a_server_waits_until_its_port_is_free_and_then_serves(monkeypatch
         await http_client.ask(port, "/x")
 
 
-async def test_closing_the_server_closes_idle_connections_and_completes_answers_in_progress() -> None:
+async def test_a_closing_server_completes_answers_in_progress_and_closes_idle_connections() -> None:
     asked, may_answer = asyncio.Event(), asyncio.Event()
 
     async def slow(_request: server.Request) -> Answer:

@@ -61,7 +61,7 @@ async def test_a_change_causes_exactly_the_operations_that_it_needs() -> None:
         assert node.done == [], "nothing has changed"
 
 
-async def test_syncs_keep_their_minimum_interval_and_each_sync_applies_all_waiting_changes() -> None:
+async def test_a_sync_waits_for_the_minimum_interval_and_then_applies_all_waiting_changes() -> None:
     async with MemoryNode(min_interval_s=5).serving() as node:
         for number in range(10):
             node.put(builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)))

@@ -19,8 +19,8 @@ from tests.support import builders, patience
 from tests.support.memory_node import MemoryNode
 
 NUMBERS = (errno.ENOBUFS, errno.EBUSY, errno.ENOMEM, errno.EEXIST, errno.ENOENT, errno.EINVAL, errno.EPERM)
-"""The error numbers of failures. ESRCH is left out: for a real server, this error means that the virtual server does not
-exist."""
+"""The error numbers with which the fake kernel refuses operations. ESRCH is left out: for a real server, this error means that
+the virtual server does not exist."""
 LOCK_HELD_S = 60
 WHOLE_S = 2 * attempts.LONGEST_DELAY_S
 PARTS = ("virtual_servers", "sets", "addresses", "skeletons")

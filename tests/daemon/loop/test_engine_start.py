@@ -156,7 +156,7 @@ async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another
     assert doubted == ["EndpointSlice", "Service"]
 
 
-async def test_while_an_empty_first_list_is_unconfirmed_no_family_is_incomplete_and_no_operation_is_pending() -> None:
+async def test_nothing_counts_as_missing_or_pending_while_an_empty_first_list_is_unconfirmed() -> None:
     async with MemoryNode(guard_percent=50).serving(KUBERNETES, after_s=CONFIRMED_AFTER_S / 2) as node:
         summary = node.watcher.summaries[-1]
         assert (list(summary.lacking), summary.report.pending) == ([], 0)

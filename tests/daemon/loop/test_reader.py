@@ -193,7 +193,7 @@ async def test_drift_that_cheap_polls_do_not_see_is_repaired_within_the_drift_ch
         assert_from_scratch(node)
 
 
-async def test_drift_found_by_a_cheap_poll_causes_the_next_poll_to_read_everything() -> None:
+async def test_the_next_poll_reads_everything_if_a_cheap_poll_has_found_drift() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=1000).serving(WEB, SLICE, after_s=10) as node:
         before = node.kernel.whole_polls
         remove_address(node.kernel)

@@ -28,7 +28,7 @@ async def test_the_counters_are_read_only_once_for_all_requests_within_a_short_t
     assert kernel.readings == 2
 
 
-async def test_virtual_servers_whose_counters_are_zero_are_read_on_request() -> None:
+async def test_the_sampler_reads_a_virtual_server_with_zero_counters_only_if_requested() -> None:
     kernel = Ipvs()
     kernel.counters = {CLUSTER: Counters(), EXTERNAL: Counters()}
     sampler = Sampler(KernelThread(InlineExecutor(), kernel), Clock())

@@ -166,7 +166,7 @@ def test_metrics_show_the_numbers_of_draining_and_waiting_real_servers_and_the_a
     assert figures.read()["ipvsproxy_waiting_removals"] == {(): 0}
 
 
-def test_changes_that_no_sync_has_taken_yet_are_counted_as_pending_with_their_age() -> None:
+def test_metrics_show_the_number_and_the_age_of_changes_that_no_sync_has_taken() -> None:
     figures = Figures()
     web = builders.service()
     figures.store.deliver([Put(ObjectKind.SERVICE, web.name, web)], now=100)

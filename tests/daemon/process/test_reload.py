@@ -176,7 +176,7 @@ async def test_a_configuration_file_that_could_not_be_read_is_read_again_even_if
     assert [line["event"] for line in logs] == ["configuration_refused", "configuration_changed"]
 
 
-async def test_if_a_refused_file_is_reverted_the_configuration_is_logged_as_unchanged(process: Process, logs: Logs) -> None:
+async def test_the_configuration_is_logged_as_unchanged_if_a_refused_file_is_reverted(process: Process, logs: Logs) -> None:
     await process.check()
     await process.check_changed("oomScoreAdj: x")
     await process.check_changed()
@@ -298,7 +298,7 @@ async def test_a_hangup_signal_causes_an_unchanged_file_to_be_read(process: Proc
     assert [line["event"] for line in logs] == ["configuration_unchanged"]
 
 
-async def test_a_hangup_signal_without_a_configuration_file_is_logged(logs: Logs) -> None:
+async def test_a_hangup_signal_is_logged_if_there_is_no_configuration_file(logs: Logs) -> None:
     config = loading.from_flags()
 
     async def apply(_: Config) -> None:

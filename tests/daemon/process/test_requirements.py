@@ -68,7 +68,7 @@ async def test_no_second_process_gets_the_lock_of_the_node_while_the_first_proce
         pass
 
 
-async def test_another_program_that_holds_the_lock_is_reported_and_does_not_prevent_the_start(
+async def test_the_start_continues_with_a_warning_if_another_program_holds_the_lock(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1)

@@ -49,7 +49,7 @@ async def test_a_process_that_stops_in_time_is_not_ended_by_force() -> None:
     assert statuses == []
 
 
-async def test_a_hangup_signal_calls_the_callback_registered_last_and_does_not_stop_the_process() -> None:
+async def test_a_hangup_signal_calls_the_latest_callback_instead_of_stopping_the_process() -> None:
     called = asyncio.Event()
     installed = lifecycle.Signals()
     installed.install(lambda: None)

@@ -190,7 +190,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("kubernetes_as
     assert len(loaded) < 20
 
 
-def test_code_outside_ipvsproxy_that_imports_the_kubernetes_client_gets_the_whole_library() -> None:
+def test_other_code_can_import_the_whole_kubernetes_client_after_ipvsproxy_has_imported_parts() -> None:
     assert run("""
 from ipvsproxy.daemon.sources import credentials
 import kubernetes_asyncio

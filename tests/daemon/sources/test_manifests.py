@@ -86,7 +86,7 @@ def test_manifest_files_are_chosen_by_suffix_and_hidden_files_are_ignored(name: 
     assert directory.is_manifest(name) == bool(is_one)
 
 
-def test_a_file_may_contain_several_documents_and_documents_of_other_kinds(world: World) -> None:
+def test_documents_of_other_kinds_are_ignored_in_a_file_with_several_documents(world: World) -> None:
     deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}}
     slice_of_web = {
         "apiVersion": "discovery.k8s.io/v1",
@@ -265,7 +265,7 @@ def test_if_two_documents_of_a_file_define_the_same_object_the_first_document_is
 # The first delivery
 
 
-def test_the_first_delivery_ends_with_a_list_of_each_kind_and_the_lists_include_rejected_objects(world: World) -> None:
+def test_the_first_delivery_ends_with_a_list_of_each_kind_that_includes_rejected_objects(world: World) -> None:
     world.write(all=text(service("web"), service("odd") | {"spec": "none"}))
     assert world.manifests.unknown() == []
     assert world.manifests.listed() == [

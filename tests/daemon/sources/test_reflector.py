@@ -199,7 +199,7 @@ async def test_status_410_gone_in_a_watch_causes_an_immediate_list_at_the_last_k
     assert "limit" not in world.lists[1], "with a limit it would be exactly this version"
 
 
-async def test_a_first_list_that_follows_a_failed_request_accepts_any_resource_version() -> None:
+async def test_the_first_list_accepts_any_resource_version_even_after_a_failed_request() -> None:
     world = await run_script(ApiError(Trouble.UNREACHABLE, "no route"), page(), [400.0])
     assert versions(world) == ["0", "0"]
 
@@ -306,7 +306,7 @@ async def test_a_list_that_follows_a_refused_watch_does_not_name_the_refused_res
         [bookmark(42)],
     ],
 )
-async def test_objects_are_listed_at_once_from_a_server_that_does_not_know_our_resource_version(answer: Answer) -> None:
+async def test_objects_are_listed_again_without_a_pause_if_the_server_does_not_know_our_resource_version(answer: Answer) -> None:
     world = await run_script(page(version=100), answer, page(version=42))
     assert (world.sleeps, versions(world)) == ([], ["0", "latest"])
     assert "limit=500" in world.lists[1], "all nodes ask at the same time"
@@ -520,7 +520,7 @@ async def test_nodes_that_must_confirm_the_same_list_do_not_all_request_it_at_th
 
 
 @in_virtual_time
-async def test_a_watch_that_had_a_bookmark_and_is_then_silent_for_150_seconds_fails() -> None:
+async def test_a_watch_with_a_bookmark_fails_after_150_seconds_of_silence() -> None:
     world = SilentWorld(page(), [bookmark(110)], [])
     began_s = world.clock
     await world.run()

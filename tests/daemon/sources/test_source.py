@@ -24,7 +24,7 @@ LIMIT_S = 900.0
 
 
 class Scene:
-    """Two watches, a clock, and the objects that observe the watches. The process starts at second 1000."""
+    """Two watches, a clock, and the objects that observe the watches. The process starts when the clock shows 1000 s."""
 
     def __init__(self, *, limit_s: float = LIMIT_S, turns_away: bool = False) -> None:
         self.clock = Clock(1000.0)
@@ -78,7 +78,7 @@ def test_a_stale_watch_is_logged_once_and_its_recovery_is_logged_once() -> None:
 
 
 @pytest.mark.parametrize(("turns_away", "codes"), [(False, (200, 200)), (True, (503, 200))])
-def test_a_stale_watch_makes_the_node_ineligible_only_if_configured_and_never_makes_livez_fail(
+def test_a_stale_watch_never_fails_livez_and_fails_healthz_only_if_configured(
     *, turns_away: bool, codes: tuple[int, int]
 ) -> None:
     scene = Scene(turns_away=turns_away)
@@ -179,7 +179,7 @@ async def test_a_serving_process_waits_without_a_limit_and_logs_from_time_to_tim
     ],
 )
 @virtual_time.in_virtual_time
-async def test_kernel_objects_are_removed_to_reach_the_server_only_if_no_request_reaches_the_server(
+async def test_kernel_objects_that_hide_the_server_are_removed_only_if_no_request_reaches_the_server(
     trouble: Trouble, *, is_reached: bool
 ) -> None:
     healed = asyncio.Event()

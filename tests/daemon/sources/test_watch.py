@@ -256,7 +256,7 @@ async def test_a_silent_watch_stream_is_abandoned_and_opened_again(tmp_path: pat
         await running.sink.until(running.sink.has("web"))
 
 
-async def test_a_throttling_server_receives_no_request_for_as_long_as_it_demands(setup: Setup) -> None:
+async def test_no_request_is_sent_to_a_throttling_server_before_its_requested_pause_is_over(setup: Setup) -> None:
     setup.server.refuse(Refusal(429, resource=SERVICES, retry_after="17"))
     setup.server.cut_watches(SERVICES)
     setup.server.put(SERVICES, service("dns"))

@@ -37,7 +37,7 @@ WEB: tuple[ApiObject, ...] = (
     builders.endpoint_slice(*ENDPOINTS),
 )
 SAMPLE_S = counters.SAMPLE_S + 0.1
-"""While the page has a viewer, the counters are read at least once in this time."""
+"""The longest time, in seconds, between two readings of the counters while the page has a viewer."""
 
 
 def _node(*objects: ApiObject) -> PageNode:
@@ -199,7 +199,7 @@ PODS = {
 
 
 @in_virtual_time
-async def test_while_the_page_has_a_viewer_an_event_contains_pod_names_even_of_deleted_endpoints() -> None:
+async def test_an_event_contains_pod_names_even_of_deleted_endpoints_while_the_page_has_a_viewer() -> None:
     async with _serving(*WEB[:2], builders.endpoint_slice(ENDPOINTS[0], ENDPOINTS[2])) as node:
         node.targets.update(PODS)
         assert (await _last_text(node)).startswith(
@@ -380,7 +380,7 @@ async def test_the_server_sorts_services_and_divides_them_into_pages() -> None:
 
 
 @in_virtual_time
-async def test_services_are_sorted_by_endpoints_and_problems() -> None:
+async def test_services_can_be_sorted_by_the_number_of_endpoints_or_by_the_number_of_problems() -> None:
     async with _serving(*WEB, builders.service("empty", cluster=["10.96.1.1"])) as node:
         assert (await node.ask("services", sort="endpoints"))["names"] == ["default/web", "default/empty"]
         assert (await node.ask("services", sort="problems"))["names"] == ["default/empty", "default/web"]
@@ -498,7 +498,7 @@ async def test_an_answer_with_many_endpoints_is_reused_for_a_while(monkeypatch: 
 
 
 @in_virtual_time
-async def test_only_a_bounded_number_of_opened_services_and_of_answers_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_pages_remember_a_limited_number_of_opened_services_and_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "SHORTEST_KEPT_S", 0)
     services = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(counters.OPENED + 3)]
     async with _serving(builders.node(), *services) as node:

@@ -45,7 +45,7 @@ def test_attributes_are_found_whatever_flag_bits_their_types_have() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"\3\0\1\0", b"\0\0\1\0", b"\x09\0\1\0four", b"\4\0"])
-def test_reading_attributes_stops_at_an_attribute_longer_than_the_remaining_bytes(rest: bytes) -> None:
+def test_the_parser_stops_at_an_attribute_with_an_impossible_length(rest: bytes) -> None:
     data = attribute(7, b"good") + rest
     assert message.attributes(data, 0, len(data)) == {7: (4, 8)}
 

@@ -23,8 +23,8 @@ def channel(
 ) -> tuple[netlink.Channel, list[FakeSocket]]:
     """Return a channel, and the list to which the channel adds each socket that it opens.
 
-    The first function in ``answers`` answers for the first socket, the second function for the second socket, and so on. A
-    function gets the sequence numbers of the messages.
+    The first function in ``answers`` answers for the first socket, the second function for the second socket, and so on. Each
+    function is called with the sequence numbers of the messages that were sent.
     """
     opened: list[FakeSocket] = []
 
@@ -184,7 +184,7 @@ def test_a_dump_that_is_interrupted_at_each_attempt_is_an_error() -> None:
     assert (0.0, *pauses_s) == netlink.DUMP_PAUSES_S
 
 
-def test_after_a_dump_has_failed_because_of_lost_answers_each_dump_gets_one_attempt_until_the_kernel_answers() -> None:
+def test_later_dumps_get_one_attempt_after_a_dump_lost_its_answers_until_the_kernel_answers() -> None:
     loses, number = True, 0
     tested, opened = channel(lambda numbers: [OVERRUN if loses else done(numbers[0], number)])
 

@@ -21,7 +21,7 @@ def test_a_socket_receives_the_events_of_its_group_without_blocking() -> None:
         assert b"probe" in opened.recv(1 << 16)
 
 
-def test_if_the_kernel_refuses_the_notification_group_no_socket_stays_open() -> None:
+def test_no_socket_stays_open_if_the_kernel_refuses_the_notification_group() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
         with pytest.raises(OSError, match="Invalid argument"):

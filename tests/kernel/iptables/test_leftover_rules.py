@@ -115,7 +115,7 @@ def test_without_legacy_tables_no_iptables_program_is_started_and_no_module_is_l
     assert not (programs / "started").exists()
 
 
-def test_if_the_table_names_cannot_be_read_reading_leftover_rules_fails_and_there_is_no_fingerprint(
+def test_leftover_rules_have_no_fingerprint_and_cannot_be_read_if_the_table_names_cannot_be_read(
     programs: pathlib.Path,
 ) -> None:
     names = programs / NAMES

@@ -1,4 +1,4 @@
-"""The iptables driver with the real programs, if a table with our rules also has a native nft rule.
+"""Covers the iptables driver with the real programs, for a table that has our rules and also a native nft rule.
 
 A native nft rule is a rule of another program that nft can show, but iptables cannot. ``iptables-nft-save`` reports a table with
 a native nft rule as incompatible, and exits with status 0. In such a table, iptables can still insert rules (``-I``) and replace

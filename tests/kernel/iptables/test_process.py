@@ -29,7 +29,7 @@ def test_if_raw_sockets_can_be_opened_iptables_runs_with_an_unchanged_environmen
     assert iptables_process.environment(tmp_path, library) is None
 
 
-def test_if_raw_sockets_cannot_be_opened_our_library_is_preloaded_before_other_libraries(
+def test_our_library_is_preloaded_before_other_libraries_if_raw_sockets_cannot_be_opened(
     tmp_path: pathlib.Path, library: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has(tmp_path, "0000000000001000")

@@ -232,7 +232,7 @@ def move_behind(jump: Jump, rule: str) -> None:
     run("iptables-restore", "--noflush", stdin=f"*{jump.table}\n{''.join(sent)}COMMIT\n")
 
 
-def test_a_jump_that_another_program_moves_behind_its_own_rule_is_moved_back_only_a_few_times() -> None:
+def test_our_jump_is_put_back_only_a_few_times_if_another_program_keeps_moving_it() -> None:
     driver, skeleton = driver_beside_set()
     change(driver, Verb.SET, skeleton)
     jump, strange = JUMPS[0], "-d 192.0.2.1/32 -j RETURN"

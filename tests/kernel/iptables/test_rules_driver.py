@@ -1,4 +1,6 @@
-"""A separate thread writes the rules of each family. Covers which call waits for an iptables program, and for how long.
+"""A separate thread writes the rules of each family.
+
+These tests show which calls of the driver wait for an iptables program, and for how long.
 
 ``test_iptables_driver.py`` covers the input of the programs. ``tests/packets/test_held_lock.py`` shows that Services are
 programmed while the iptables programs wait for their lock.
@@ -77,7 +79,7 @@ def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
     raise AssertionError("it never came to an end")
 
 
-def test_the_next_write_starts_the_thread_that_writes_rules_if_its_first_start_failed(
+def test_a_write_starts_the_thread_for_rules_if_an_earlier_start_of_the_thread_failed(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (programs / "iptables.go").touch()

@@ -88,7 +88,7 @@ def test_iptables_commands_without_a_variant_suffix_are_used_if_the_host_has_no_
     assert (choice.commands, choice.variant, choice.reason) == (iptables.COMMANDS, NFT, "it is the variant in PATH")
 
 
-def test_if_the_host_has_no_iptables_the_error_says_what_to_install(
+def test_the_error_says_what_to_install_if_the_host_has_no_iptables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -33,7 +33,7 @@ def real(virtual_server: VirtualServer, address: str, port: int = 8080, weight: 
 
 
 def changes(driver: ipvs.IpvsDriver, *, whole: bool = True) -> Mapping[VirtualServerKey, ObservedVirtualServer | None]:
-    """All virtual servers that a listing returns."""
+    """The result of ``observe_changed`` for both IP families, with all of its parts in one dictionary."""
     return {key: observed for reading in driver.observe_changed(tuple(Family), whole=whole) for key, observed in reading.items()}
 
 

@@ -45,7 +45,7 @@ def fake() -> tuple[ipvs.IpvsDriver, Kernel]:
     return ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(kernel), ask=refuse), kernel
 
 
-def test_an_operation_fails_if_its_answer_is_lost_and_later_operations_on_a_new_socket_succeed() -> None:
+def test_an_operation_whose_answer_is_lost_fails_but_later_operations_succeed_on_a_new_socket() -> None:
     driver, kernel = fake()
     one = server("10.96.0.1")
     kernel.answers = []

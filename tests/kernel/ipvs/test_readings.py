@@ -156,7 +156,7 @@ def test_real_servers_are_returned_in_the_order_in_which_they_were_added(table: 
     assert list(observed.real_servers) == [pod(3), pod(1), pod(2)]
 
 
-def test_the_observed_weight_of_a_real_server_shows_if_the_real_server_is_not_masqueraded(table: Table) -> None:
+def test_the_observed_weight_of_a_real_server_shows_whether_the_real_server_is_masqueraded(table: Table) -> None:
     table.put(WEB)
     table.content[WEB][1].update({pod(1): (3, 1), pod(2): (0x100, 1), pod(3): (2, 5)})
     assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): NOT_MASQUERADED, pod(2): 1, pod(3): TUNNELLED + 5})}
@@ -201,13 +201,13 @@ def test_only_a_read_of_the_whole_table_returns_changes_that_our_own_writes_have
     assert table.read() == {}
 
 
-def test_a_change_that_undoes_our_own_write_is_returned(table: Table) -> None:
+def test_a_read_returns_a_change_that_undoes_our_own_write(table: Table) -> None:
     table.reader.note(WEB, is_there=True)
     assert table.read(whole=False) == {WEB: None}
 
 
 def test_the_next_read_returns_a_virtual_server_that_was_written_during_a_read(table: Table) -> None:
-    """Otherwise, the read would return the old settings of the virtual server together with its new real servers."""
+    """If the current read returned the virtual server, it would combine the server's old settings with its new real servers."""
     table.put(WEB, pod(1))
     table.read()
     for number in range(2, 40):
@@ -361,7 +361,7 @@ def test_a_removed_virtual_server_has_no_connections(table: Table) -> None:
     assert table.reader.connections(WEB) == {}
 
 
-def test_connections_that_cannot_be_read_are_an_error_and_do_not_count_as_zero_connections(table: Table) -> None:
+def test_a_failed_reading_of_connections_raises_an_error_instead_of_returning_zero_connections(table: Table) -> None:
     table.failing[DESTINATIONS] = errno.EINTR
     with pytest.raises(KernelError):
         table.reader.connections(WEB)

@@ -23,7 +23,7 @@ from tests.kernel.ipvs.examples import ipvsadm
         (errno.EAFNOSUPPORT, ModuleState.MISSING, False),
     ],
 )
-def test_the_error_of_a_trial_virtual_server_or_the_module_files_show_whether_a_scheduler_exists(
+def test_a_trial_virtual_server_or_else_the_module_files_show_whether_a_scheduler_exists(
     monkeypatch: pytest.MonkeyPatch, refusal: int, state: ModuleState, *, is_usable: bool
 ) -> None:
     ipvs = AbsentIpvs()

@@ -39,7 +39,7 @@ def bound(text: str) -> BoundAddresses:
 
 
 @pytest.mark.kernel
-def test_addresses_added_with_ip_are_observed_together_with_addresses_of_other_interfaces(
+def test_observe_returns_the_addresses_of_our_device_and_of_all_other_interfaces(
     driver: addresses.AddressDriver,
 ) -> None:
     ip("link", "add", DEVICE, "type", "dummy")

@@ -41,7 +41,7 @@ def flow(family: Family, client: int, pod: int, *, protocol: str = "udp", port: 
 
 
 def clients(family: Family, protocol: str = "udp") -> set[str]:
-    """The client and the pod of each tracked flow."""
+    """For each tracked flow: the numbers of its client and its pod, joined by a hyphen."""
     lines = run("conntrack", "-L", "-f", "ipv4" if family is Family.IPV4 else "ipv6", "-p", protocol).splitlines()
     words = [[word.partition("=")[2] for word in line.split() if word.startswith("src=")] for line in lines]
     return {f"{one.rpartition('.')[2].rpartition(':')[2]}-{two.rpartition('.')[2].rpartition(':')[2]}" for one, two in words}

@@ -1,4 +1,4 @@
-"""Events of a real kernel in a separate network namespace, lost events, and rare messages built by hand."""
+"""Notifications of the kernel: real events in a separate network namespace, lost events, and rare messages built by hand."""
 
 import contextlib
 import functools
@@ -44,7 +44,7 @@ def test_events_distinguish_addresses_of_the_watched_device_from_addresses_of_ot
     ip("address", "del", "192.0.2.1/24", "dev", "lo")
     assert listener.read() == (OTHER, OURS)  # the event may mean that lo has lost its last address
     ip("address", "add", "2001:db8::1/64", "dev", "kube-test0", "nodad")
-    assert select.select([listener], [], [], 60)[0]  # the kernel reports a new IPv6 address from a work queue
+    assert select.select([listener], [], [], 60)[0]  # the kernel reports a new IPv6 address later, from a work queue
     assert listener.read() == (OURS,)
     assert listener.read() == ()
 

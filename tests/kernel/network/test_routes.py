@@ -145,7 +145,7 @@ def test_drivers_with_different_protocol_numbers_observe_and_change_only_their_o
         assert (other.observe(), driver.observe()) == ({V6}, {V4})
 
 
-def test_if_our_route_is_refused_because_lo_is_down_the_error_says_how_to_set_lo_up(network_namespace: None) -> None:
+def test_the_error_says_how_to_set_lo_up_when_our_route_is_refused_because_lo_is_down(network_namespace: None) -> None:
     run_ip("link", "set", "lo", "down")
     with contextlib.closing(routes.RouteDriver()) as driver:
         v4, v6 = apply(driver, Verb.ADD, LocalRoutes.of(V4, V6))
@@ -161,7 +161,7 @@ def test_the_error_says_how_to_enable_ipv6_if_a_route_is_refused_because_lo_has_
     assert v6.error == "add route fd00:96::1: IPv6 is disabled on lo: set net.ipv6.conf.lo.disable_ipv6 to 0"
 
 
-def test_the_next_read_shows_that_the_kernel_has_removed_routes_without_a_notification(driver: routes.RouteDriver) -> None:
+def test_routes_that_the_kernel_removes_without_a_notification_are_missing_from_the_next_read(driver: routes.RouteDriver) -> None:
     apply(driver, Verb.ADD, LocalRoutes.of(V4, V6))
     assert driver.observe_changed() == {V4, V6}
     assert driver.observe_changed() is None
@@ -223,7 +223,7 @@ def place(address: Address, index: int = 1, metric: int = 1024) -> bytes:
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EAFNOSUPPORT])
-def test_a_family_without_a_routing_table_has_no_routes_and_the_driver_filters_the_listing_of_the_other_family(
+def test_the_driver_observes_only_our_ipv4_routes_if_ipv6_has_no_routing_table(
     number: int,
 ) -> None:
     found = [

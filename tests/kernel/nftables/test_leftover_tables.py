@@ -79,7 +79,7 @@ def test_a_table_that_has_changed_is_read_again_before_its_removal() -> None:
     assert listed() == {"ip kube-proxy"}
 
 
-def test_a_table_that_keeps_changing_is_not_removed_and_causes_an_error() -> None:
+def test_the_removal_of_a_table_fails_if_other_programs_keep_changing_tables() -> None:
     load(kube_proxys(IPV4))
 
     def disturb(_: NftTable) -> bool:

@@ -59,7 +59,7 @@ def free(owner: Owner) -> ServiceState:
     return examples.state(owner, KEY, real_servers=[TWO], entries=[LOAD_BALANCER])
 
 
-def test_the_node_desires_its_device_its_sets_and_its_settings() -> None:
+def test_put_node_makes_a_device_sets_and_settings_desired() -> None:
     tables = new_claims()
     tables.put_node({Family.IPV4}, [Sysctl("net/ipv4/ip_forward", "1")], Timeouts(1, 2, 3))
     assert list(tables.devices.desired) == [Device(DEVICE)]
@@ -68,7 +68,7 @@ def test_the_node_desires_its_device_its_sets_and_its_settings() -> None:
     assert tables.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
 
 
-def test_sets_of_scopes_stay_desired_in_served_families_if_the_nodes_desired_state_is_set_again() -> None:
+def test_put_node_keeps_the_desired_sets_of_scopes_only_for_served_families() -> None:
     tables = new_claims()
     tables.put_node(tuple(Family), [], None)
     scoped = {family: IpSet(SetKind.SCOPE, family) for family in Family}
@@ -115,7 +115,7 @@ def test_set_entries_belong_to_the_service_that_owns_their_virtual_server(order:
     assert not list(Survey(tables).conflicts())
 
 
-def test_a_service_that_was_deleted_and_created_again_counts_as_younger() -> None:
+def test_a_recreated_service_counts_as_younger_than_a_conflicting_service() -> None:
     tables = new_claims(restricted(OLD), free(YOUNG))
     again = Owner(3.0, OLD.service)
     put(tables, restricted(again))
@@ -145,7 +145,7 @@ def service_with_node_port(owner: Owner, *keys: VirtualServerKey) -> ServiceStat
     return examples.state(owner, CLUSTER_IP, *keys, entries=[cluster_entry, NODE_PORT_ENTRY, LOCAL_ENTRY, health_check])
 
 
-def test_entries_of_a_lost_node_port_are_removed_even_if_other_objects_have_the_same_number_or_address() -> None:
+def test_entries_of_a_lost_node_port_are_removed_even_if_another_object_has_its_port_or_address() -> None:
     """The other object is a cluster IP with the same port number, or an entry with the node's address.
 
     Only the entry of the cluster IP stays.
@@ -197,7 +197,7 @@ def test_a_set_counts_as_not_empty_while_one_of_its_entries_is_desired_or_still_
     assert Survey(tables).occupied(Family.IPV4) == frozenset(), "no rule is written for that"
 
 
-def test_this_nodes_connections_to_an_undesired_virtual_server_are_refused_until_its_removal() -> None:
+def test_connections_from_this_node_to_an_undesired_virtual_server_are_refused_until_it_is_removed() -> None:
     tables = new_claims(restricted(OLD))
     tables.put_skeleton(skeleton(Family.IPV4, Rule(target=Verdict.DROP, virtual_server=KEY), Rule(target=Verdict.RETURN)))
     tables.virtual_servers.confirm(KEY, examples.observed({ONE: 1}))
@@ -212,7 +212,10 @@ def test_this_nodes_connections_to_an_undesired_virtual_server_are_refused_until
 
 
 def put_flow(tables: NodeTables, keep: set[RealServerKey] | None, owner: Owner = OLD) -> None:
-    """Put a Service whose flow may continue to the real servers ``keep``; None means that no endpoint of the Service serves."""
+    """Put a Service whose tracked flow may be answered only by real servers in ``keep``.
+
+    None means that no endpoint of the Service serves.
+    """
     put(tables, examples.state(owner, CLUSTER_IP, flows={FLOW: frozenset(keep)} if keep else {}))
 
 
@@ -247,7 +250,7 @@ def test_flows_are_cleaned_when_a_service_gets_its_first_real_servers_or_loses_r
     assert (FLOW in tables.flows.pending) is is_due
 
 
-def test_flows_that_two_services_desire_belong_to_the_winner_and_then_to_the_next_winner() -> None:
+def test_a_flow_that_two_services_desire_belongs_to_the_older_service_until_its_removal() -> None:
     tables = new_claims()
     put_flow(tables, {TWO}, YOUNG)
     put_flow(tables, {ONE}, OLD)

@@ -345,7 +345,7 @@ def test_flows_are_not_cleaned_before_their_virtual_server_has_been_added() -> N
     assert [item.flow for item in cleanings(node.sync(after_s=1))] == [examples.flow(builders.CLUSTER_IP)]
 
 
-def test_flows_of_an_endpoint_that_does_not_serve_are_cleaned_although_it_stays_a_real_server() -> None:
+def test_flows_of_a_real_server_are_cleaned_if_its_endpoint_is_ready_but_does_not_serve() -> None:
     """The endpoint is ready but not serving, as with ``publishNotReadyAddresses``."""
     node = simulation.SimulatedNode()
     service, _ = dns()

@@ -113,7 +113,7 @@ def test_a_complete_read_changes_neither_a_draining_tunnel_nor_the_deadline_of_t
     assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1}, "the deadline has passed"
 
 
-def test_if_no_service_requests_direct_return_only_the_rules_against_tunnels_exist() -> None:
+def test_direct_return_fills_only_the_set_of_nodes_if_no_service_requests_it() -> None:
     node = serving()
     node.put(*shop(HERE, ELSEWHERE, asks=False))
     for _ in range(4):

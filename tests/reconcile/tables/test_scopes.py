@@ -137,7 +137,7 @@ def test_the_bits_of_a_number_are_distributed_over_the_mark_bits_that_the_operat
     assert spread(number, bits) == mark
 
 
-def test_the_survey_finds_the_second_scope_of_a_service_port() -> None:
+def test_the_survey_finds_the_firewall_mark_that_a_service_port_uses_for_its_second_scope() -> None:
     node = node_with()
     service, slices = shop()
     node.put(service, slices)
@@ -162,7 +162,7 @@ def test_a_family_does_not_count_as_lacking_objects_if_only_the_sets_of_scopes_a
     assert node.reconciler.survey.lacking([Family.IPV4]) == frozenset()
 
 
-def test_a_read_only_process_desires_the_sets_of_scopes() -> None:
+def test_a_reconciler_that_never_writes_still_desires_the_sets_of_scopes() -> None:
     node = serving(shop())
     reader = node._new_reconciler()
     for name, state in node.states.items():

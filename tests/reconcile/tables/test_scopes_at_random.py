@@ -140,7 +140,7 @@ def number_of(entry: MarkedEntry) -> int:
 def test_each_mark_belongs_to_one_service_and_no_service_waits_while_a_mark_is_free(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    # if there are few marks, each mark is passed on to one Service after the other
+    # if there are few marks, a sync needs many plans, because each mark passes from one Service to the next
     monkeypatch.setattr(simulation, "MOST_ROUNDS", 60)
     shops = Shops(seed, has_theirs=bool(seed % 3))
     node = shops.node

@@ -63,7 +63,7 @@ def test_a_key_that_is_no_longer_desired_is_surplus_until_it_is_absent() -> None
     assert (pending(numbers), dict(numbers.observed)) == ([], {})
 
 
-def test_the_oldest_owner_has_the_key_whatever_the_order_in_which_owners_desire_it() -> None:
+def test_the_oldest_owner_has_the_key_even_if_a_younger_owner_desired_it_first() -> None:
     for first, second in ((OLD, YOUNG), (YOUNG, OLD)):
         numbers = table()
         numbers.replace(first, {}, {"key": (first, 1)})
@@ -194,7 +194,7 @@ def test_reading_some_keys_does_not_change_other_keys() -> None:
     assert set(numbers.take_drifted()) == {"lost", "changed", "stray"}
 
 
-def test_if_an_observed_value_equals_the_stored_value_the_table_keeps_the_stored_object() -> None:
+def test_the_table_keeps_the_stored_object_if_an_equal_value_is_observed() -> None:
     held, equal = [1], [1]
     numbers: Table[str, Owner, list[int]] = Table(
         lambda owner: owner, lambda _wanted, observed: observed != [1], lambda _key: False

@@ -244,7 +244,7 @@ def test_a_real_server_whose_drain_did_not_begin_is_not_removed_at_once(done: Ou
 
 
 @pytest.mark.parametrize("counts", [{}, {KEY: None}, {OTHER: {ONE: IDLE}}])
-def test_a_real_server_with_unknown_connections_is_not_removed_at_once(
+def test_a_real_server_is_not_removed_at_once_if_its_number_of_connections_is_unknown(
     counts: dict[VirtualServerKey, dict[RealServerKey, ConnectionCounts] | None],
 ) -> None:
     assert removals_at_once([outcome(Verb.SET, ONE)], counts, 9) == []

@@ -46,7 +46,7 @@ def _line(what: str, item: Any, kind: ObjectKind = ObjectKind.SERVICE) -> decode
     return decode.decode_watch_line(kind, json.dumps({"type": what, "object": item}).encode())
 
 
-def test_a_page_of_a_list_has_objects_a_resource_version_and_a_continue_token() -> None:
+def test_decode_list_returns_the_objects_of_a_page_with_its_version_and_continue_token() -> None:
     body = {"metadata": {"resourceVersion": "77", "continue": "next"}, "items": [SERVICE]}
     page = decode.decode_list(ObjectKind.SERVICE, json.dumps(body).encode())
     (event,) = page.events

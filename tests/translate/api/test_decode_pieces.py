@@ -67,7 +67,7 @@ def test_a_json_string_that_looks_like_the_end_of_an_item_does_not_end_the_item(
     assert (names(early), names(page.events), page.resource_version) == (["a", "b"], ["c"], text)
 
 
-def test_if_an_item_contains_objects_that_look_like_items_the_rest_of_the_list_is_read_as_a_whole(
+def test_the_rest_of_a_list_is_decoded_at_once_if_an_item_contains_objects_that_look_like_items(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[bytes] = []
@@ -116,7 +116,7 @@ def test_a_list_without_items_still_has_a_resource_version(body: bytes, size: in
     ],
     ids=["with spaces", "metadata behind the items", "other items before", "much before the items"],
 )
-def test_a_list_that_is_not_formatted_like_an_api_servers_list_is_read_as_a_whole(body: bytes) -> None:
+def test_a_list_is_read_as_a_whole_if_its_format_differs_from_that_of_an_api_server(body: bytes) -> None:
     early, page = read(pieces_of(body, 4096))
     assert (names(early), names(page.events)) == ([], ["a", "b"])
     assert (page.resource_version, page.continue_token) == ("77", "next")

@@ -50,7 +50,7 @@ def parse_named(named: dict[str, str]) -> tuple[ServiceAnnotations, list[Skipped
 THOUSAND = [f"n{number}" for number in range(1000)]
 
 
-def test_annotations_of_other_programs_are_ignored_without_a_reason() -> None:
+def test_annotations_of_other_programs_are_silently_ignored() -> None:
     parsed, skipped = parse_named({"kubectl.kubernetes.io/last-applied-configuration": "{}"})
     assert parsed is NO_ANNOTATIONS
     assert skipped == []

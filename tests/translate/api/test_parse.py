@@ -93,7 +93,7 @@ def test_if_no_cluster_ip_of_a_service_is_usable_the_reason_for_each_cluster_ip_
     ]
 
 
-def test_cluster_ips_of_both_families_are_used_in_their_order() -> None:
+def test_the_cluster_ips_of_a_dual_stack_service_keep_the_order_of_its_spec() -> None:
     service = _service({"clusterIPs": ["fd00:10:96::1", "10.96.0.10"]})
     assert service.cluster_addresses == builders.addresses("fd00:10:96::1", "10.96.0.10")
 
@@ -120,7 +120,7 @@ def test_a_second_cluster_ip_of_one_family_is_not_used() -> None:
     assert _reasons(service) == ["spec.clusterIPs: 10.96.0.11: a second address of one family"]
 
 
-def test_ports_of_all_protocols_are_used_in_their_order_and_absent_fields_have_the_defaults_of_the_api() -> None:
+def test_all_valid_ports_are_used_in_the_given_order_with_the_defaults_of_the_api() -> None:
     ports = [
         {"port": 80},
         {"name": "dns", "port": 53, "protocol": "UDP", "nodePort": 30053},
@@ -222,7 +222,7 @@ def test_source_ranges_without_a_valid_range_admit_no_client() -> None:
 
 
 @pytest.mark.parametrize("ranges", [None, [], ["", " "], ["10.0.0.0", "192.0.2.0/24"], ["0.0.0.0/0"]])
-def test_absent_source_ranges_and_partly_valid_source_ranges_admit_clients(ranges: list[str] | None) -> None:
+def test_clients_are_admitted_if_source_ranges_are_absent_or_if_at_least_one_of_them_is_valid(ranges: list[str] | None) -> None:
     assert not _service({"loadBalancerSourceRanges": ranges}).options.admits_nobody
 
 

@@ -94,7 +94,7 @@ def test_an_endpoint_slice_with_an_address_type_other_than_ipv4_and_ipv6_has_no_
     assert (parsed.family, parsed.endpoints, parsed.skipped) == (None, (), (skipped,))
 
 
-def test_endpoint_ports_have_numbers_names_and_protocols() -> None:
+def test_an_endpoint_port_has_a_number_a_name_and_a_protocol() -> None:
     ports = [{"name": "http", "port": 8080}, {"name": "", "port": 53, "protocol": "UDP"}]
     assert _slice({"ports": ports}).ports == (EndpointPort("http", Protocol.TCP, 8080), EndpointPort("", Protocol.UDP, 53))
 

@@ -67,7 +67,7 @@ def test_an_invalid_item_of_a_list_yields_no_pods_and_does_not_affect_the_pods_o
         ({"addresses": [], "nodeName": "node-a"}, None),
     ],
 )
-def test_a_rejected_manifest_is_reported_with_the_fields_that_are_known(endpoint: object, target: Target | None) -> None:
+def test_a_target_contains_the_object_and_the_node_that_the_endpoint_names(endpoint: object, target: Target | None) -> None:
     assert targets.of_documents([_slice(endpoint)]).get((WEB, HERE)) == target
 
 

@@ -59,7 +59,7 @@ def _weights(scope: ClusterScope) -> dict[str, int]:
     return {str(key): weight for key, weight in scope.weights.items()}
 
 
-def test_outside_clients_reach_endpoints_on_this_node_and_one_tunnel_to_each_other_node_with_endpoints() -> None:
+def test_outside_clients_are_sent_to_local_endpoints_or_through_one_tunnel_per_other_node() -> None:
     outside, by_tunnel = _shop("10.244.0.5", "10.244.1.5", "10.244.1.6").rare.scopes
     assert (outside.clients, by_tunnel.clients) == (Clients.OUTSIDE, Clients.BY_TUNNEL)
     assert _weights(outside) == {"10.244.0.5:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED + 2}

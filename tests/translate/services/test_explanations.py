@@ -124,7 +124,7 @@ def test_a_service_that_is_not_served_has_no_ports_and_a_reason() -> None:
 @hypothesis.given(
     endpoints=st.lists(strategies.ENDPOINTS, max_size=5), internal_local=st.booleans(), external_local=st.booleans()
 )
-def test_an_endpoint_is_shown_as_used_exactly_where_its_real_server_is_programmed(
+def test_the_endpoints_shown_as_used_are_exactly_the_real_servers_of_the_virtual_server(
     *, endpoints: list[Endpoint], internal_local: bool, external_local: bool
 ) -> None:
     service = builders.service(external=["192.0.2.1"], internal_local=internal_local, external_local=external_local)

@@ -88,7 +88,7 @@ def test_the_reason_is_reported_if_an_external_address_is_refused(external: str,
         ("ffff::1", True),
     ],
 )
-def test_multicast_and_other_special_addresses_are_refused_and_adjacent_addresses_are_accepted(
+def test_unspecified_multicast_and_link_local_external_ips_are_refused_but_not_their_neighbours(
     address: str, *, is_refused: bool
 ) -> None:
     _, why = refusal.admit(service("10.96.0.10", address), node_view(), SETTINGS)
@@ -171,7 +171,7 @@ def test_a_service_is_returned_without_a_copy_if_no_address_is_refused() -> None
     assert refusal.admit(item, node_view(), SETTINGS)[0] is item
 
 
-def test_only_remedies_for_the_fields_that_contain_the_refused_address_are_named() -> None:
+def test_remedies_for_fields_without_the_refused_address_are_left_out() -> None:
     address = "192.168.0.11"
     balanced, external, both = (
         refusal.ways_out(builders.service("web", load_balancer=one, external=other), parse_address(address)).split("; ")

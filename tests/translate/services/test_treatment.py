@@ -286,7 +286,7 @@ def test_scheduler_weights_and_thresholds_of_a_service_also_apply_to_its_second_
         ),
     ],
 )
-def test_with_session_affinity_the_second_scope_chooses_endpoints_by_the_address_of_the_client(
+def test_the_second_scope_chooses_endpoints_by_client_address_if_the_service_has_session_affinity(
     values: dict[str, Any], settings: VirtualServerSettings
 ) -> None:
     (scope,) = state_of(scoped(affinity_s=600, **values), SLICE, settings=SCOPED).rare.scopes
