@@ -190,7 +190,7 @@ async def inspect(config: Config, kernel: KernelThread[NodeKernel], source: sour
     """This node, with an empty store.
 
     Raises:
-        CannotStartError: the rules of no IP family can be read.
+        CannotStartError: there is no IP family whose rules can be read.
     """
     programs = await kernel.call(readable_programs)
     choices = requirements.choices(config, programs, await asyncio.to_thread(expected_scheduler, config.translation.scheduler))
@@ -279,7 +279,7 @@ def readable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     """The iptables program of each IP family whose rules can be read.
 
     Raises:
-        CannotStartError: the rules of no IP family can be read.
+        CannotStartError: there is no IP family whose rules can be read.
     """
     refusals = {family: kernel.rules.usable(family) for family in Family}
     programs = {family: kernel.rules.program(family) for family, refusal in refusals.items() if refusal is None}

@@ -73,7 +73,7 @@ class RulesDriver:
         """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: the method of ``IptablesDriver`` failed, or its program takes too long.
+            KernelError: the method of the same name in ``IptablesDriver`` failed, or iptables took too long.
         """
         return self.known_program(family) or self._ask(family, "program", self._drivers[family].program, family)
 
@@ -103,7 +103,7 @@ class RulesDriver:
         """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: the method of ``IptablesDriver`` failed, or its program takes too long.
+            KernelError: the method of the same name in ``IptablesDriver`` failed, or iptables took too long.
         """
         return self._ask(family, _READING, self._drivers[family].observe, family)
 
