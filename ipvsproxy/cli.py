@@ -69,7 +69,10 @@ def execute(command: commands.Command, arguments: Sequence[str]) -> int:
 def _as_running(
     command: commands.Command, read: Callable[[Sequence[str]], Config], given: Collection[str], arguments: Sequence[str]
 ) -> Config | None:
-    """The configuration of the running ipvsproxy process, for a command that inspects the node and got no flag of ``run``."""
+    """The configuration of the running ipvsproxy process.
+
+    Only a command that inspects the node and has no flag of ``run`` gets it.
+    """
     if command.name == "fleet":  # ``fleet`` uses the caller's credentials, not the credentials of this node
         return None
     has_flags = not _OF_COMMANDS.issuperset(given)

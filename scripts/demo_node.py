@@ -341,7 +341,7 @@ def _stay(screen: Screen, node: lab.Lab, path: pathlib.Path, mailbox: pathlib.Pa
 def _run(line: str) -> str:
     """Returns the output of a command line; a command that runs for one minute is stopped.
 
-    The node is the namespace of this process.
+    The command runs on the demo's node, because this process is in the network namespace of the node.
     """
     environment = {**os.environ, "PATH": f"{pathlib.Path('.venv/bin').absolute()}:{os.environ['PATH']}"}
     command = ["timeout", "60", "bash", "-c", line]

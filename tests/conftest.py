@@ -20,8 +20,8 @@ from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES
 from tests.support import forked, lab, old_kernel, patience
 from tests.support.program import OLD_KERNEL
 
-# Hypothesis has no deadline here, because the time that it needs to choose and run an example depends more on the load of the
-# machine than on the code. Except in thorough runs, Hypothesis uses the same examples each time, so that no test fails by chance.
+# Hypothesis has no deadline here, because the time for choosing and running an example depends more on the machine's load than on
+# the code. Except in thorough runs, Hypothesis uses the same examples each time, so that no test fails by chance.
 hypothesis.settings.register_profile(
     "patient",
     deadline=None,

@@ -35,7 +35,7 @@ class Call(NamedTuple):
 
 
 STATUSES = {"daemon.app": 7, "daemon.process.requirements": 6, "commands.dry_run": 5, "commands.cleanup": 1}
-"""The exit statuses that the stand-ins in these modules return; the stand-ins in all other modules return 3."""
+"""The exit status that the stand-in for each of these modules returns; the stand-ins for all other modules return 3."""
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_commands_that_inspect_nodes_accept_the_flags_of_the_command_run(
         (["verify", "demo/web"], "'demo/web': is neither a flag nor a command"),
     ],
 )
-def test_inspecting_commands_refuse_unknown_arguments(
+def test_commands_that_inspect_a_node_refuse_unknown_arguments(
     calls: list[Call], arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2

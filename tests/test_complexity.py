@@ -191,8 +191,8 @@ MOST_GROWTH = 1.1 * LONG * math.log(LONG) / (SHORT * math.log(SHORT))
 """The largest factor by which the number of executed lines may grow if a field grows from the length ``SHORT`` to ``LONG``. It is
 the growth of n log(n), plus ten percent."""
 SHARE = 0.02
-"""A function is checked only if it executes at least this share of all lines. A function with quadratic cost soon has this share,
-and a function with a constant number of lines never has it."""
+"""A function is checked only if it executes at least this share of all lines. A function with quadratic cost soon reaches this
+share, if the field becomes longer. A function that always executes the same number of lines never reaches it."""
 
 Item = tuple[ObjectKind, dict[str, Any]]
 Lines = collections.Counter[types.CodeType]

@@ -2,9 +2,10 @@
 
 Each test compares one section in one phase of one profile; a failure lists the differing rows. Rows that
 ``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. The recordings
-have no second scopes, because kube-proxy has none. Therefore one profile runs once more with second scopes (``SCOPED``). In this
-run, everything except the second scopes must equal the recording, and exactly the recorded Services with externalTrafficPolicy
-Local must have second scopes.
+have no second scopes, because kube-proxy has none. Therefore one profile runs once more with second scopes (``SCOPED``), which
+are separate virtual servers for some clients. Apart from the second scopes (see ``docs/scopes.md``), everything in this run must
+equal the recording. Every recorded Service with externalTrafficPolicy Local must have second scopes, and no other Service may
+have them.
 """
 
 import functools
@@ -135,8 +136,9 @@ def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, St
 def _settle(world: golden_fixtures.World, running: program.Program, profile: str, phase: str) -> State:
     """Wait for a state that equals the recording, or that stays the same while no real server drains; returns this state.
 
-    The programs of a reading run one after the other, while a sync may continue. A state equals the recording only if the second
-    scopes exist, too, because a sync programs the second scopes last.
+    The programs of a reading run one after the other, while a sync may continue. A state counts as equal only if its second
+    scopes also equal the recorded second scopes. Otherwise the wait could end too early, because a sync programs the second
+    scopes last.
     """
     recorded = _recording(profile, phase)
     recorded_scopes = dict(_recorded_scopes(world, recorded)) if profile in SCOPED else {}
@@ -276,7 +278,7 @@ def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Mapping
 def _probe_all(node: lab.Lab) -> Mapping[str, lab.Result]:
     """Run all probes.
 
-    Probes that got no answer in the recording run at the same time, because they mostly wait and choose no endpoint.
+    Probes for which the recording has no answer run at the same time, because such a probe mostly waits, and reaches no endpoint.
 
     All other probes run one by one, because the endpoints of a probe are predictable only while no other client sends requests.
     """

@@ -1,4 +1,6 @@
-"""Runs the image of scripts/image on a real kernel as the DaemonSet does: first the preparation, then with one capability.
+"""Runs the image of scripts/image on a real kernel as the DaemonSet does.
+
+A first run prepares the node; a second run has only one capability.
 
 A build takes minutes and downloads packages of Debian and PyPI, so these tests use the image that scripts/image left in
 build/image. The tests use no container runtime; they enter the root file system of the image by chroot.

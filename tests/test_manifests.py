@@ -199,7 +199,7 @@ def test_the_init_container_runs_the_same_command_with_init_only() -> None:
     assert mounts == {"/var/lib/kube-proxy": True, "/run/xtables.lock": False, "/lib/modules": True}
 
 
-def test_the_cleanup_job_has_the_privileges_of_the_serving_container_and_its_command_accepts_options() -> None:
+def test_the_cleanup_job_accepts_options_and_has_the_privileges_of_the_serving_container() -> None:
     pod = _read("cleanup/job.yaml")[0]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     serving = _container(_base())
@@ -288,7 +288,7 @@ def test_the_containerfile_installs_every_program_that_ipvsproxy_starts(program:
     assert packages[program] in install.split()
 
 
-def test_the_health_check_of_the_image_requests_livez_on_the_default_port() -> None:
+def test_the_image_checks_its_health_at_livez_on_the_default_port() -> None:
     (check,) = (argument for name, argument in _instructions() if name == "HEALTHCHECK")
     code = json.loads(check[check.index("[") :])[-1]
     compile(code, "HEALTHCHECK", "exec")

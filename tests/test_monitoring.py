@@ -59,7 +59,10 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
 
 
 class OurNode:
-    """A node whose metrics page has every series of ipvsproxy. ``happen`` causes everything that a series counts."""
+    """A node whose metrics page has every series of ipvsproxy.
+
+    ``happen`` makes every kind of event occur that a series counts.
+    """
 
     def __init__(self) -> None:
         self._scene = Scene(WEB, of_endpoints=True)
@@ -178,7 +181,7 @@ def test_every_alert_has_a_severity_a_summary_a_test_and_a_runbook_section(rule:
     assert anchor in [heading.lower() for heading in headings]
 
 
-def test_every_alert_keeps_the_labels_cluster_and_node_and_names_the_node_in_its_summary() -> None:
+def test_every_alert_says_which_node_of_which_cluster_it_is_about() -> None:
     for rule in RULES:
         for labels in re.findall(r"\bby \(([^)]*)\)", rule["expr"]):
             assert {"cluster", "node"} <= set(WORD.findall(labels)), rule["alert"]

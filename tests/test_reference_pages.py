@@ -74,7 +74,7 @@ KERNELS, YOUNG, BASIC = (
     [line.strip("| ").split(" | ") for line in lines.splitlines()[2:]]
     for lines in re.findall(r"((?:^\|.*\n)+)", COMPATIBILITY.partition("\n## Kernels\n")[2], re.MULTILINE)
 )
-"""The rows of three tables: the kernels, the features that younger kernels have, and the features that every kernel has."""
+"""The rows of three tables: the kernels, the features that some of these kernels lack, and the features that all of them have."""
 ATTRIBUTE = re.compile(r'"((?:IPVS_(?:SVC|DEST)|IPSET|CTA|RTA|IFLA|IFA|CTRL)_[A-Z0-9_]+)"')
 """Matches the names that pyroute2 gives to netlink attributes, in quotation marks. Names with ``CTRL_ATTR`` are attributes of
 generic netlink itself."""

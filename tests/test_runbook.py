@@ -126,7 +126,7 @@ def tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, backend: Back
 
 @pytest.fixture
 def running(tools: pathlib.Path, tmp_path: pathlib.Path, network_namespace: None) -> Iterator[None]:
-    """A node that runs ipvsproxy, and on which the stand-in for ipvsproxy runs commands."""
+    """A node on which the daemon ipvsproxy runs, and on which a stand-in for the program ``ipvsproxy`` executes command lines."""
     for command in ("link add eth0 type dummy", "address add 172.18.0.2/16 dev eth0", "link set eth0 up"):
         subprocess.run(("ip", *command.split()), check=True)
     pathlib.Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1")
@@ -227,7 +227,7 @@ def test_the_printed_shell_function_that_waits_for_a_pod_fails_after_sixty_attem
 
 
 @NEEDS_KUBECTL
-def test_the_first_cleanup_job_of_the_migration_only_lists_objects_and_both_jobs_run_on_the_named_node(
+def test_the_migration_runs_two_cleanup_jobs_on_the_named_node_and_the_first_job_only_lists(
     tmp_path: pathlib.Path, tools: pathlib.Path
 ) -> None:
     (clean,) = (part for part in blocks("migration.md") if "kubectl drain $NODE" in part and "manifests/cleanup" in part)

@@ -70,7 +70,7 @@ hostnameOverride: node-a
 conntrack: {maxPerCore: 0}
 """
 OWN_SYS = ("unshare", "--mount", "sh", "-c", f'{mains.OWN_SYS} && exec "$@"', "sh")
-"""The words before a command that give it a ``/sys`` of the network namespace of the test."""
+"""The words to put before a command, so that it gets a ``/sys`` that shows the network namespace of the test."""
 
 
 class Started(Program):
@@ -227,14 +227,14 @@ def test_the_cleanup_job_succeeds_only_after_a_start_without_direct_return_has_r
     run(*clean)
 
 
-def test_with_init_only_the_program_reports_the_settings_that_it_cannot_write_and_fails(folder: pathlib.Path) -> None:
+def test_init_only_reports_the_settings_that_cannot_be_written_and_exits_with_status_1(folder: pathlib.Path) -> None:
     # A new network namespace inherits the value of the first namespace, which may be 1.
     pathlib.Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
     output = ipvsproxy(folder, "--init-only", *FLAGS, status=1, main=mains.with_read_only_settings)
     assert 'event=kernel_setting_not_written error="net/ipv4/ip_forward = 1: Read-only file system' in output
 
 
-def test_a_stop_signal_makes_healthz_fail_first_and_leaves_the_kernel_unchanged(folder: pathlib.Path) -> None:
+def test_a_stopping_program_answers_503_at_healthz_and_does_not_change_the_kernel(folder: pathlib.Path) -> None:
     with Started(folder, *FLAGS, main=mains.answering_long) as program:
         program.wait_until_synced()
         assert health_status() == 200

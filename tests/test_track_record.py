@@ -1,4 +1,7 @@
-"""The track record names only existing tests and commits, and reports a former fault that today's tests do not find."""
+"""The track record names only existing tests and commits.
+
+Its command reports each former fault that today's tests no longer find.
+"""
 
 import re
 import subprocess
@@ -47,7 +50,7 @@ def test_each_commit_in_the_track_record_is_an_ancestor_of_the_current_commit(co
         ("echo lost", "the fault is no longer found"),
     ],
 )
-def test_a_command_finds_a_fault_only_if_it_fails_with_the_symptom(
+def test_a_fault_counts_as_found_only_if_the_command_fails_and_prints_the_symptom(
     command: str, trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(track_record, "PROGRAMS", tmp_path)

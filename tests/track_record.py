@@ -1,8 +1,8 @@
-"""The faults of docs/track-record.md: for each fault, today's tests must fail on the last version of ipvsproxy with the fault.
+"""The faults of docs/track-record.md. For each fault, today's tests must fail if they test the last version that has the fault.
 
 Each row of the page's tables describes one fault. ``scripts/track-record`` unpacks the package ``ipvsproxy`` of the row's commit
-into build/track-record, and then runs the row's command. The old package is the program under test if the command is one of
-``scripts/``; otherwise pytest imports the old package. The command must fail with the symptom of the row.
+into build/track-record, and then runs the row's command. If the command runs a program of ``scripts/``, this program uses the old
+package as the program under test. Otherwise, pytest imports the old package. The command must fail with the symptom of the row.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def _code(cell: str) -> str:
 
 
 def unpack(commit: str) -> pathlib.Path:
-    """Return a folder that has the package of this commit."""
+    """Return a folder with the package ``ipvsproxy`` as it was at this commit."""
     folder = PROGRAMS / commit
     if not (folder / "ipvsproxy").exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,10 @@ def parse_subject(text: str) -> Subject:
 
 
 def _is_named(subject: Subject, name: str) -> bool:
-    """Whether ``namespace/name`` is the name of the subject; a subject without a namespace matches every namespace."""
+    """Whether ``name``, in the form ``namespace/name``, is the name of the subject.
+
+    A subject without a namespace matches every namespace.
+    """
     return isinstance(subject, ServiceName) and name in (str(subject), f"{name.partition('/')[0]}/{subject}")
 
 
@@ -138,7 +141,10 @@ def _addresses(service: Service) -> Sequence[Address]:
 
 
 def _behind(subject: Subject, store: Store, targets: Targets) -> Mapping[tuple[str, Address], set[ServiceName]]:
-    """The Services that have an endpoint with a given name or address, and the endpoint's name (empty if unknown) and address."""
+    """The Services of each endpoint with the given name or address.
+
+    A key is the endpoint's name (empty if unknown) and address.
+    """
     address = subject.address if isinstance(subject, Place) else None
     found: dict[tuple[str, Address], set[ServiceName]] = {}
     for (service, key), target in targets.items():

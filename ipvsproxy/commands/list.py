@@ -25,7 +25,7 @@ NAME_COLUMN = 70
 
 
 async def describe(node: Inspected, rows: IpvsTable, targets: Targets, text: str = "") -> Document:
-    """The table with names, reduced to the rows that match the text of a filter.
+    """The table of IPVS with the names of Services and pods, reduced to the virtual servers that match the filter ``text``.
 
     The caller must have read ``rows`` from the kernel a moment ago.
 
@@ -95,7 +95,7 @@ class _Names(NamedTuple):
             yield "no Service desires it any more"
 
     def real_server(self, key: VirtualServerKey, row: RealServerRow) -> Document:
-        """The pod behind a real server, and why the real server exists."""
+        """The name and the node of the pod (or other target) behind a real server, and the state of the real server."""
         desired = self.survey.sides(key).desired
         target = self.targets.get((desired.owner.service, row.key)) if desired else None
         return {
@@ -228,7 +228,7 @@ def run(config: Config) -> int:
 
 
 async def _read(config: Config) -> CommandAnswer:
-    """The table, and the reasons why names are missing from it.
+    """The table of IPVS, and the reasons why it lacks names of Services or pods.
 
     Raises:
         CannotStartError: the process lacks a privilege, or the kernel has no IPVS.

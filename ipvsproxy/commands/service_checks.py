@@ -47,7 +47,7 @@ note = functools.partial(Finding, Level.NOTE)
 """A finding for which the operator need not act, because ``run`` corrects the state, or because the finding is only a
 reminder."""
 warn = functools.partial(Finding, Level.WARN)
-"""A finding for which the operator should act, or of which the operator should at least know."""
+"""A finding after which the operator should act, or that the operator should at least know."""
 fail = functools.partial(Finding, Level.FAIL)
 """A finding that traffic cannot flow."""
 
@@ -198,7 +198,7 @@ def collisions(
 def _takers(
     place: VirtualServerKey, role: Role, interfaces: Mapping[Address, str], rivals: Rivals
 ) -> Iterator[BoundSocket | PortRule | str]:
-    """The sockets and rules that take packets to a given address and port, and the interface that has a given cluster IP."""
+    """The listening sockets and the rules at ``place``, or the interface that has the cluster IP of ``place``."""
     if role is Role.CLUSTER_IP and place.address in interfaces:
         yield interfaces[place.address]
     elif place.address in interfaces:

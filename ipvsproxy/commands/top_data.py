@@ -169,7 +169,7 @@ def fitting(all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> t
 
 
 PADDING = 2
-"""The spaces around each text in a table of the screen."""
+"""The number of spaces that the screen adds to each text in a table: one on each side."""
 SCROLL_BAR = 2
 LAST_SEEN = 12
 """The number of characters of the last column that must be visible."""
@@ -225,7 +225,7 @@ def _ports(row: Document) -> list[str]:
 
 
 def _bounded(texts: Sequence[str], count: int) -> list[str]:
-    """The texts that the daemon lists, and the number of texts that it omits."""
+    """The texts that the daemon lists. If the daemon omits texts, their number follows as one more text."""
     return [*texts, f"and {count - len(texts)} more"] if count > len(texts) else [*texts]
 
 

@@ -52,7 +52,10 @@ class Rows(DataTable[Text]):
         super().__init__(id="rows", cursor_type="row")
 
     def fill(self, all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> None:
-        """Show these rows. The cursor stays on the same row; if that row no longer exists, the cursor keeps its position."""
+        """Show these rows.
+
+        The cursor moves with its row; if the row no longer exists, the cursor stays at its line of the table.
+        """
         columns, table = top_data.fitting(all_columns, rows, width)
         titles = [one.title for one in columns]
         widths = [max(map(len, texts)) for texts in zip(titles, *table, strict=True)]
@@ -253,7 +256,7 @@ class MainScreen(FollowingScreen):
         self._ask(self._question._replace(page=min(max(1, self._question.page + step), pages)))
 
     def _ask(self, question: Question) -> None:
-        """Read the first rows in the new order."""
+        """Put a new question to the daemon, and show the first rows of the answer."""
         self._question = question
         self._is_new_order = True
         self.read_now.set()

@@ -302,8 +302,8 @@ WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
         text("machine-id-file", overrides_file=True),
     ),
 }
-"""Options of kube-proxy that have no effect in ipvsproxy. The options are grouped by the reason, which is also the help text of
-each option in the group.
+"""Options of kube-proxy that have no effect in ipvsproxy. The options are grouped by the reason why they have no effect. This
+reason is also the help text of each option in the group.
 
 These options are read and kept, and are checked as in kube-proxy. Therefore, a configuration that ``--write-config-to`` has
 written still has the same meaning for kube-proxy.

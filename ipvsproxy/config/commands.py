@@ -1,4 +1,4 @@
-"""The commands as data, the text of ``--help``, and completion scripts for shells."""
+"""Describes the commands as data. Makes the text of ``--help`` and the completion scripts for shells."""
 
 import argparse
 import importlib

@@ -310,7 +310,7 @@ def _scope_bits(values: Values) -> int:
 def _networks(
     values: Values, key: str, words: Mapping[str, tuple[str, ...]] = MappingProxyType({}), *, texts: Iterable[str] | None = None
 ) -> tuple[Network, ...]:
-    """The address ranges that an option, or one of its elements, contains.
+    """The address ranges in the value of an option, or in ``texts`` if this argument is given.
 
     ``words`` maps each word to the address ranges that it means.
     """

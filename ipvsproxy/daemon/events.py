@@ -5,7 +5,7 @@ be written is dropped.
 Rule 2: repetitions of an event are counted in one event object. Events have one rate limit for each object, and another rate
 limit for the whole process.
 Rule 3: if all nodes record the same event, its name is derived from its content, and each node waits for a random delay. The
-first node creates the event, and the API server rejects the same name from all other nodes.
+first node creates the event. The API server rejects the events of all other nodes, because they have the same name.
 """
 
 import asyncio

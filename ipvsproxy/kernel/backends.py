@@ -235,7 +235,7 @@ class Driver(Protocol):
 
 
 RulesBackend = RulesDriver | NftRulesDriver
-"""The drivers that read and write rules. All other packages use only the classes of ``model.rules``."""
+"""The drivers that read and write rules. Other packages exchange rules with these drivers only as objects of ``model.rules``."""
 
 
 class ChosenBackend(NamedTuple):
@@ -246,7 +246,7 @@ class ChosenBackend(NamedTuple):
 
 
 IPTABLES_IN_PATH = ChosenBackend(Backend.IPTABLES)
-"""The programs of iptables in PATH, whatever their variant."""
+"""The iptables backend with the iptables programs in PATH, whatever their variant."""
 
 
 class BackendDrivers(NamedTuple):

@@ -75,8 +75,8 @@ class NodeKernel:
         called, in another thread, when a program has ended after more than ``rules_patience_s``. ``listen`` means that the
         caller watches ``rules_changes``.
 
-        ``on_applied`` is called, in the thread that applies operations, each time a driver has applied consecutive operations;
-        its arguments are the outcomes and the duration in seconds. ``ports`` are the netlink port IDs by which notifications name
+        The thread that applies operations calls ``on_applied`` once for each group of consecutive operations of one driver. The
+        arguments are the group's outcomes and duration in seconds. ``ports`` are the netlink port IDs by which notifications name
         the sockets that change addresses and routes.
 
         Raises:
@@ -213,7 +213,7 @@ class NodeKernel:
         if hidden:
             self._hidden[family] = f"{family.label}: {iptables.describe_hidden(hidden)}"
             part["errors"] = (self._hidden[family],)
-        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # with None, the next poll reads the rules
+        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # None makes the next poll read the rules
         return {"skeletons": {}, "is_of_rules": True} | part
 
     def _fingerprint(self, family: Family) -> object:

@@ -32,8 +32,9 @@ _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
 _PORTS = re.compile(r"(?<!!) --dports? (\S+)")
 # These attributes are only tested for presence, because the kernel leaves out attributes whose value is 0.
 _IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)
-_LOADED = ((2,), (3,), (4,))  # A loaded value is identified by the key of a property, or by a header, an offset and a length.
-_DESTINATIONS = ((16, 4), (24, 16))  # The offset and length of the address in each IP header.
+# The attributes with the key that ``meta`` loads, or with the header, offset and length that ``payload`` loads.
+_LOADED = ((2,), (3,), (4,))
+_DESTINATIONS = ((16, 4), (24, 16))  # The offset and length of the destination address, in the IPv4 and in the IPv6 header.
 _DESTINATION_STARTS = {(nft_rule.Base.NETWORK, offset) for offset, _ in _DESTINATIONS}
 _PROTOCOLS = {bytes([one]): one for one in Protocol}
 
@@ -91,8 +92,9 @@ def listings_of_rules(
 ) -> tuple[Mapping[str, str], Sequence[str]]:
     """The output of ``iptables-save`` for both families in the given variants, by the name of the program without ``-save``.
 
-    The second result has the reason for each program that could not be run. A program that exits with an error is left out,
-    because this kernel has no tables of the program's variant. ``otherwise`` are the programs to run if no variants are given.
+    The second result has the reason for each program that could not be run. A program that exits with an error is in neither
+    result, because the error means that this kernel has no tables of the program's variant. ``otherwise`` are the programs to run
+    if no variants are given.
     """
     listings: dict[str, str] = {}
     failures: list[str] = []

@@ -109,7 +109,7 @@ class ServiceAnnotations(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 NO_ANNOTATIONS = ServiceAnnotations()
-"""The value for a Service without any of our annotations, like nearly all Services."""
+"""The value for a Service without any of our annotations. Nearly all Services have none of them."""
 FIELDS: Mapping[Annotation, str] = {
     Annotation.SCHEDULER: "scheduler",
     Annotation.SCHEDULER_FLAGS: "scheduler_flags",

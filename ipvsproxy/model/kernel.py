@@ -214,7 +214,7 @@ class FlowCleaning(NamedTuple):
 
     @property
     def in_force(self) -> frozenset[RealServerKey]:
-        """The observed state after the flows have been deleted: the real servers that may still reply."""
+        """The observed state after the deletion: only flows whose replies come from these real servers remain."""
         return self.keep
 
     def __str__(self) -> str:

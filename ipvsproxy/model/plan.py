@@ -87,7 +87,7 @@ class Outcome(NamedTuple):
     ``error`` is empty if the change has been applied; otherwise ``error`` is one line of text for the operator. If an operation
     on several objects fails for only some of the objects, or has a ``surprise`` for only some of the objects, each of these
     objects has a separate outcome, and the operation of this outcome contains only this object. One more outcome covers the
-    remaining objects of the operation, and its operation contains only the remaining objects.
+    remaining objects, and the operation of this outcome contains only these objects.
 
     ``errno`` is the kernel's error number, or 0 if the kernel reported no error. ``surprise`` means that the object already
     existed before an addition, or was already absent before a removal. After a surprise, the change has been applied, but the
@@ -134,8 +134,8 @@ class Report:
 
     ``done`` and ``failed`` map a verb and a kind to the number of objects whose change succeeded or failed. ``errors`` holds the
     outcomes of the first few failures, and ``weights`` holds the first ``WEIGHTS_SHOWN`` weight changes of real servers.
-    ``pending`` is the number of keys whose desired and observed state still differ. ``surprises`` counts the outcomes with a
-    surprise; after a surprise, the kernel is read again.
+    ``pending`` is the number of keys whose desired and observed state still differ. ``surprises`` is the number of outcomes whose
+    ``surprise`` is true; after such an outcome, the kernel is read again.
     """
 
     done: Mapping[tuple[str, str], int]

@@ -167,7 +167,7 @@ class Rule:
 
 _REJECT: Mapping[Family, str] = {Family.IPV4: "icmp-port-unreachable", Family.IPV6: "icmp6-port-unreachable"}
 _TUNNELS: Mapping[Family, str] = {Family.IPV4: "ipencap", Family.IPV6: "ipv6"}
-"""The protocols of tunnels by the names of /etc/protocols; without that file, iptables prints their numbers."""
+"""The names that /etc/protocols gives to the protocols of tunnels. Without that file, iptables prints the protocol numbers."""
 
 
 def render(rule: Rule, family: Family) -> str:

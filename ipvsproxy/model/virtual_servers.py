@@ -62,7 +62,7 @@ For ``sh`` and ``mh``: a client of a real server that takes no connections goes 
 SCHEDULER_PORT = 0x10
 """The second scheduler flag. For ``sh`` and ``mh``: the hash includes the source port."""
 SCHEDULER_FLAGS = SCHEDULER_FALLBACK | SCHEDULER_PORT | 0x20
-"""The flags that a scheduler defines; no scheduler defines the third flag."""
+"""The three flags whose meaning depends on the scheduler. No scheduler uses the third flag."""
 
 
 _FLAG_NAMES: Mapping[int, str] = {SCHEDULER_FALLBACK: "fallback", SCHEDULER_PORT: "port"}
@@ -184,7 +184,7 @@ class RealServers(NamedTuple):
 
     @property
     def drains(self) -> bool:
-        """Whether these real servers drain, because no Service desires them any more."""
+        """Whether these real servers drain: their weight is 0, and no Service desires them any more."""
         return without_method(self.weight) == 0 and not self.stays
 
     @property

@@ -23,7 +23,8 @@ LONGEST_DELAY_S = 60.0
 """The delay in seconds after the first failure of an operation, and the longest delay, which follows after many consecutive
 failures."""
 KEPT_S = 180.0
-"""The longest time that a removed real server stays on the kernel's list, if no connection holds it."""
+"""The longest time, in seconds, for which the kernel keeps a removed real server on its list of removed real servers, if no
+connection uses the real server."""
 ADDED_S = 10.0
 """The number of seconds over which additions of real servers are counted. After more additions, the kernel's list may contain
 fewer removed real servers."""
@@ -92,7 +93,10 @@ class Retries:
         self._failures.pop(key, None)
 
     def may_try(self, key: object, desired: object, now: float) -> bool:
-        """Whether an operation may be tried, because no operation on its object has failed or because the delay is over."""
+        """Whether an operation may be tried now.
+
+        It may be tried if it has not failed with this desired value, or if the delay after its last failure is over.
+        """
         failure = self._failures.get(key)
         return failure is None or failure.desired != desired or failure.due_s <= now
 
@@ -163,7 +167,10 @@ class Pace:
 
     @property
     def changes_s(self) -> float:
-        """The time at which the number that ``room`` returns may grow; infinite if the number does not grow with time."""
+        """The earliest time at which ``room`` may return a larger number.
+
+        The time is infinite if the number does not grow with time.
+        """
         return min(self._added.shrinks_s, self._removed.shrinks_s)
 
     def room(self, now: float) -> int:

@@ -27,7 +27,8 @@ from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 FREE_HEALS = 3
-"""If the same drift returns within ``CALM_S`` each time, it is repaired without a wait for this number of times."""
+"""The number of times that a drift is repaired at once, if the same drift returns within ``CALM_S`` each time. Later repairs
+wait."""
 CALM_S = 600.0
 """The number of seconds after which drift that has not returned is forgotten."""
 FIRST_PATIENCE_S = 5.0

@@ -34,7 +34,7 @@ COMPARED_KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in KINDS.i
 
 
 class Sides(NamedTuple):
-    """The desired and the observed side of one virtual server.
+    """The desired and the observed state of one virtual server.
 
     ``is_foreign`` means that the virtual server exists in the kernel but does not belong to ipvsproxy.
     """
@@ -140,7 +140,7 @@ class Survey:
         return self._tables.of_sysctls.given_up
 
     def unmet_settings(self) -> Mapping[str, str]:
-        """The settings of ``INDISPENSABLE_SETTINGS`` that have a wrong value, as paths with the observed value for each path."""
+        """The wrong settings among ``INDISPENSABLE_SETTINGS``: the key is the path, and the value is the observed value."""
         sysctls = self._tables.sysctls
         return {path: sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in sysctls.pending}
 
@@ -280,7 +280,7 @@ class Survey:
         return self._tables.virtual_servers.surplus
 
     def foreign(self) -> Iterator[tuple[VirtualServerKey, ObservedVirtualServer]]:
-        """The observed virtual servers of other programs that no Service desires.
+        """The observed virtual servers of other programs, except virtual servers that a Service desires.
 
         Foreign virtual servers may belong to keepalived, docker or an administrator, and are never removed.
         """

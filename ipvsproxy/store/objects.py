@@ -100,7 +100,7 @@ class Store:
             ObjectKind.NODE: self._nodes,
         }
         self._tunnels: tuple[Mapping[str, tuple[Address, ...]], frozenset[Address]] | None = None
-        """The result of ``tunnels``, until a Node changes."""
+        """The cached result of ``tunnels``; None before the first call of ``tunnels``, and after a Node has changed."""
         self._with_direct_return: dict[ServiceName, None] = {}
         """The Services that ask for direct return. A dictionary is used instead of a set, because a dictionary keeps the
         order."""
@@ -114,8 +114,8 @@ class Store:
         # EndpointSlices with fewer endpoints than before, from a list that is not complete yet
         self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None
         self.remembered: set[ServiceName] = set()
-        """The known Services that are missing from the newest list, which is in doubt. Services on this list have precedence over
-        missing Services."""
+        """If the newest list is in doubt: the known Services that this list does not contain. Services that the list contains
+        have precedence over these Services."""
         self._dirty: dict[ServiceName, float] = {}
         self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
         self._complaints: list[Complaint] = []

@@ -114,7 +114,7 @@ def build_skeleton(
 
     ``occupied`` has the kinds of sets that have an entry; most rules exist only while their set is not empty. ``refused`` has the
     virtual servers whose source ranges do not include this node, so that the node's own connections are refused. ``routed`` has
-    the refused virtual servers whose address a local route makes local, or will soon make local.
+    those of the ``refused`` virtual servers whose address has a local route on this node, or will soon have one.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
     if is_by_connection:  # rules for empty sets are also written, except scope rules, because every packet passes scope rules
@@ -232,8 +232,8 @@ def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: 
 
     The rules for tunnels come before all other rules, so that a packet from a tunnel is never forwarded. Any host that can send
     an outer packet to this node can put an arbitrary inner packet into the outer packet. If another program uses the tunnel
-    device, no rule may drop the packets of the other program. Tunnels of pods, tunnels of other hosts, and tunnels of other
-    programs between nodes are let through.
+    device, no rule may drop the packets of the other program. The rules let through the outer packets of three kinds of tunnels:
+    tunnels of pods, tunnels of other hosts, and tunnels of other programs between nodes.
     """
     occupied = occupied & {SetKind.NODES, SetKind.TUNNEL}
     if view.shared_tunnel or not (occupied or _guards_tunnels(settings, view)):

@@ -38,8 +38,8 @@ class TrafficScopes(enum.StrEnum):
 class DirectReturn(enum.StrEnum):
     """Whether this node takes part in direct return.
 
-    A node that takes part sends packets from clients outside the cluster by tunnel to nodes with endpoints, and accepts such
-    packets from other nodes.
+    A node that takes part sends the packets of clients outside the cluster through tunnels to nodes with endpoints. It also
+    accepts such packets from other nodes.
     """
 
     OFF = "off"

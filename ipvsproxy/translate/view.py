@@ -27,9 +27,9 @@ class NodeView:
     health-check ports listen; the unspecified address means all addresses. ``elsewhere`` are the addresses on all interfaces
     except ``kube-ipvs0``. A service address that another interface already has is served, but is not bound a second time.
     ``api_servers`` are the API servers that are known now; ``former_api_servers`` are all API servers that were known before.
-    ``other_nodes`` maps each external or load-balancer address that is known to belong to another node to the name of that node.
-    ``tunnel_ends`` has the addresses of each other node that accepts packets of direct return. ``pod_networks`` are the Node's
-    ``spec.podCIDRs``. ``connected`` are the networks of all interfaces except ``kube-ipvs0``.
+    A key of ``other_nodes`` is an external or load-balancer address; the value is the name of the other node that is known to
+    have this address. ``tunnel_ends`` has the addresses of each other node that accepts packets of direct return.
+    ``pod_networks`` are the Node's ``spec.podCIDRs``. ``connected`` are the networks of all interfaces except ``kube-ipvs0``.
     """
 
     name: str
@@ -107,7 +107,10 @@ def without_direct_return(observed: Observation) -> tuple[Operation, ...]:
 
 
 def knows_direct_return(observed: Observation) -> bool:
-    """Whether a reading has everything that ``without_direct_return`` needs, so that the function misses no removal."""
+    """Whether a reading of the kernel has everything that ``without_direct_return`` needs.
+
+    Otherwise, that function may miss a removal.
+    """
     if observed.sysctls is None:
         return False
     return observed.interface_addresses is not None or not parse_record(observed.sysctls.get(TUNNEL_RECORD, ""))
@@ -224,7 +227,8 @@ class Lingering:
     Rule 1: most lost addresses come back soon, because ``netplan apply``, a DHCP client or keepalived remove an address only for
     a moment. The removal of a lost address's virtual servers would end their connections (``expire_nodest_conn``), so the virtual
     servers stay for a grace period.
-    Rule 2: only a successful reading without the address ends its grace period.
+    Rule 2: node ports on a lost address end only after a successful reading that does not find the address. A failed reading
+    begins the grace period again.
 
     ``present`` are the addresses of the last reading. ``until_s`` has the end of the grace period for each lost address.
     """

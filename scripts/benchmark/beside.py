@@ -1,6 +1,6 @@
 """Measures kube-proxy and ipvsproxy in the same way, observed from outside.
 
-Each proxy runs as a separate process with the tests' API server.
+Each proxy runs as a separate process, and gets its objects from the tests' API server.
 
 Only the kernel's IPVS table (``/proc/net/ip_vs``) shows when a change is done. The table is read as rarely as the precision of
 the figures allows.

@@ -56,7 +56,7 @@ class CountedSocket:
 
 
 class _ListeningSocket:
-    """A listening socket with a separate counter, because another thread owns the socket."""
+    """A listening socket that counts its calls. The calls have a separate counter, because another thread owns the socket."""
 
     def __init__(self, opened: Any, counts: Counter[str]) -> None:
         self._opened = opened

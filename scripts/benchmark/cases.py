@@ -22,13 +22,14 @@ OTHERS: Mapping[tuple[int, ...], int] = {(44_125, 2): 3, LARGEST: 1, (5_000, 50)
 """The number of measurements of each case. One start of the largest case with its replay takes seven minutes."""
 SMALL = ((100, 10), (1_000, 10))
 BALANCED = (10_000, 3, 0, 1)
-"""Load balancers with externalTrafficPolicy Local."""
+"""10,000 load balancers with externalTrafficPolicy Local. Each has three endpoints."""
 ANNOTATED = (10_000, 10, 0, 2)
-"""Services that choose a scheduler, weights and slow start by annotations."""
+"""The arguments of ``workload`` for 10,000 Services with ten endpoints each, which choose a scheduler, weights and slow start by
+annotations."""
 DIRECT = (10_000, 3, 0, 4)
 """Load balancers with direct return."""
 DIRECT_ON_TWO_NODES = (10_000, 2, 2, 4)
-"""Each of these Services has an endpoint on the node under test, and an endpoint on the other node."""
+"""Load balancers with direct return. Each has one endpoint on the node under test, and one endpoint on the other node."""
 NODE_CHANGES = 5
 BINDINGS = ("addresses", "routes")
 BINDING_TARGETS: Mapping[tuple[int, int], Mapping[str, tuple[float | None, float | None]]] = {
@@ -44,8 +45,8 @@ With local routes, the ratio is not meaningful, because the kernel's share is sm
 start's time.
 """
 START_LIMIT_S = 600
-"""The time limit of a start; a start that takes longer is stopped. With IPv6 addresses, the kernel takes milliseconds to bind
-each address if there are very many addresses."""
+"""The time limit of a start; a start that takes longer is stopped. If there are very many IPv6 addresses, the kernel takes
+milliseconds to bind each of them."""
 BACKENDS = ("iptables", "nftables")
 BACKEND_RATIOS: Mapping[tuple[int, int], float | None] = {SMALL[1]: 2.5, MAIN: None, LARGEST: None}
 """With nftables, the largest allowed ratio of a start's time to the time of its replay, for each size of a cluster. None means no
@@ -60,7 +61,7 @@ CILIUM = (50_000, 1)
 FLOWS = 1_000_000
 VIEWED, VIEWED_S = (10_000, 2), 120.0
 WITHOUT_KERNEL = ("own", "flows")
-"""Measurements that touch no kernel."""
+"""The names of the measurements that send nothing to a kernel."""
 _LAUNCH_FIGURES = (
     ("imported_s", "s for Python and all modules"),
     ("prepared_s", "s until the node is prepared"),
@@ -384,7 +385,7 @@ def _one_more_name(size: tuple[int, int]) -> str:
 def _one_more(size: tuple[int, int], *, quick: bool) -> Case:
     """Measures a change of one endpoint, the addition of one Service, a restart, and an audit.
 
-    The node has this number of Services, and local routes.
+    ``size`` is the number of Services, and the number of endpoints of each Service. Service addresses are made local by routes.
     """
     services, endpoints = size
     name, flags = _one_more_name(size), ["--ipvs-vip-binding=routes"]
@@ -448,7 +449,9 @@ _NODES = {
 
 
 def _direct_return(repeats: int) -> Case:
-    """Measures load balancers alternately with direct return off and on, and then changes of endpoints and of Nodes.
+    """Measures starts with load balancers, with direct return off and on in turn.
+
+    Then measures changes of endpoints and of Nodes.
 
     With direct return off, the annotations of the Services and Nodes have no effect.
     """
@@ -495,7 +498,7 @@ def _of_nodes(name: str, found: Found) -> Iterator[Row]:
 
 
 def _annotations(repeats: int) -> Case:
-    """Measures starts with and without annotations alternately.
+    """Measures three kinds of starts in turn.
 
     Three kinds of start are measured: with the feature off, with the feature on but without annotations, and with annotations on
     each Service.

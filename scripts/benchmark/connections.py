@@ -42,7 +42,7 @@ class Client(NamedTuple):
     writer: asyncio.StreamWriter
 
     async def connect(self, address: str) -> Connected:
-        """Connect to this address as soon as it accepts connections.
+        """Have the other process connect to this address; the process tries again until an attempt succeeds.
 
         Raises:
             RuntimeError: the process has ended.

@@ -1,4 +1,6 @@
-"""Feeds a watch on time from a separate process, so that the work of feeding does not count as the program's work.
+"""Sends lines to a watch at a fixed rate.
+
+The sender is a separate process, so that its work does not count as the program's work.
 
 python -m scripts.benchmark.feeder DESCRIPTOR BEGINS_S PER_S < LINES
 """

@@ -4,10 +4,11 @@
 
 Each measurement is a list of a name (a key of ``MEASUREMENTS`` in measure.py) and the arguments. The argument ``pages`` is the
 number of Services, the number of endpoints of each Service, and optionally the number of nodes; ``recording`` is the name of a
-file. A measurement ``restart`` runs in the namespace and on the state that the previous measurement left. A measurement that
-takes longer than ``limit_s`` is stopped. After a measurement was stopped, no measurement with the same size and flags is started,
-and no measurement that needs its recording. Each line of output is a JSON object. The object holds a result, or only ``error`` (a
-text), or only ``stopped_s`` (the number of seconds after which the measurement was stopped).
+file. The measurement ``restart`` runs in the namespace of the previous measurement, and begins with the state that this
+measurement has left there. A measurement that takes longer than ``limit_s`` is stopped. After a measurement was stopped, no
+measurement with the same size and flags is started, and no measurement that needs its recording. Each line of output is a JSON
+object. The object holds a result, or only ``error`` (a text), or only ``stopped_s`` (the number of seconds after which the
+measurement was stopped).
 """
 
 import json

@@ -74,7 +74,7 @@ def own(what: str, arguments: Figures) -> Figures:
 
 
 def replay(recording: str) -> Figures:
-    """Measures the kernel's own share of the time.
+    """Measures the time that the kernel alone takes for recorded messages and rules.
 
     A minimal loop sends recorded messages from a file, and runs one iptables-restore. ``parts`` has the times of the recording's
     steps.
@@ -134,7 +134,7 @@ def tools(services: int, endpoints: int) -> Figures:
 def flows(flows: int) -> Figures:
     """Measures a clean-up with a tenth of ``flows`` tracked, and then with all ``flows`` tracked.
 
-    The memory figure is the largest growth of the process.
+    The figure ``grown_mb`` is the growth of the process's largest resident memory during the clean-up.
     """
     tracked.clean(FEW_FLOWS)
     first_mb = meter.resident_mb("VmHWM")

@@ -39,7 +39,9 @@ class Phase:
 
 
 class Meter:
-    """All counts begin at the creation of the object, or at the last ``reset``. One per process.
+    """Counts what the program calls and sends, since this object was created or since the last ``reset``.
+
+    A process has only one ``Meter``.
 
     Without ``times``, only the kernel's part is timed: the system calls that send changes and receive answers. For single
     changes, reading further clocks would add a tenth to the figure, or a quarter on the test kernel, where each clock reading
@@ -84,7 +86,10 @@ class Meter:
         }
 
     def all_counts(self) -> dict[str, int]:
-        """All counts, with ``calls`` on netlink sockets, and ``reads`` and ``writes`` of files if the kernel counts them.
+        """All counts.
+
+        ``calls`` is the number of calls on netlink sockets. ``reads`` and ``writes`` of files are included if the kernel counts
+        them.
 
         The figure ``system calls`` is the sum of the calls on sockets and on files.
         """

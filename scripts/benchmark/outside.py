@@ -67,7 +67,7 @@ class Proxy:
         self._places = places
 
     def logged_s(self, event: str) -> list[float]:
-        """The time at which ipvsproxy logged this event, in seconds since its start."""
+        """The times at which ipvsproxy logged this event, in seconds since ipvsproxy started."""
         stamps = re.findall(rf"^timestamp=(\S+) level=\w+ event={event}\b", self._log.read_text(), re.MULTILINE)
         return [dt.datetime.fromisoformat(stamp).timestamp() - self._began_wall_s for stamp in stamps]
 
@@ -177,7 +177,7 @@ def has_synced(metrics: str) -> bool:
 
 
 async def start_once(command: str) -> None:
-    """Load the proxy's files into the page cache, so that the first measurement does not include this time.
+    """Load the proxy's files into the page cache, so that reading the files does not slow down the first measurement.
 
     This function also compiles the Python modules of ipvsproxy: an installation by pip has compiled modules, but a checkout may
     lack them.

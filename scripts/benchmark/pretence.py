@@ -1,7 +1,8 @@
 """Runs the program without a kernel: every message is encoded, and counts as acknowledged instead of being sent.
 
 Because the kernel does nothing, only the time of the program itself is measured, including the usual costs of memory and system
-calls. The state of the machine is neither read nor changed. This module can also simulate traffic, on any kernel.
+calls. The state of the machine is neither read nor changed. The function ``traffic`` makes counters grow as traffic would; it
+also works with a real kernel.
 """
 
 import contextlib

@@ -165,7 +165,10 @@ class _Steady:
         return {**distribution(latencies_s), "messages": statistics.median(messages)}
 
     def _new_service(self, number: int) -> dict[str, bytes]:
-        """Watch lines that add a Service with this number and its EndpointSlice, by kind. The endpoint is on another node."""
+        """For each kind of object, the watch line that adds the Service with this number, or its EndpointSlice.
+
+        The endpoint is on another node.
+        """
         self._version += 1
         pod = self._services * self._endpoints + 500_000 + number * workload.FEWEST_NODES + 1
         return {
@@ -176,7 +179,7 @@ class _Steady:
     async def connection(self, services: int) -> Figures:
         """Repeatedly adds a Service with its EndpointSlice; another process connects to the Service as soon as possible.
 
-        ``connect_ms`` is the median time of connecting itself.
+        ``connect_ms`` is the median time of the successful attempts to connect, without the wait for the Service.
         """
         latencies_s, took_s = [], []
         self._meter.times = False
@@ -303,7 +306,7 @@ class _Steady:
         }
 
     async def _nothing_read(self) -> None:
-        """Wait for the end of the running audit or poll, which then sets the times of the next audit and poll."""
+        """Wait until the running audit or poll has ended and has set the times of the next audit and poll."""
         while self._running.engine._reader._reading:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.005)
 

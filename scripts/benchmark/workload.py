@@ -34,7 +34,7 @@ def cluster_address(number: int) -> str:
 
 
 def balancer_address(number: int) -> str:
-    """The load balancer's address of the Service with this number, if it has one."""
+    """The load balancer's address of the Service with this number, if the Service has a load balancer."""
     return f"198.{18 + (number + 10 >> 16)}.{number + 10 >> 8 & 255}.{number + 10 & 255}"
 
 

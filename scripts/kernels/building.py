@@ -74,7 +74,6 @@ def build() -> None:
 
     Raises:
         BuildError: the kernel could not be built; the former kernel is still there.
-
     """
     version, configuration = source()
     made_of = digest(version, configuration, *modules())
@@ -106,7 +105,6 @@ def source() -> tuple[str, str]:
 
     Raises:
         BuildError: the Debian package of the source, or of user-mode Linux, is not installed.
-
     """
     version = output_of("dpkg-query", "--show", "--showformat=${Version}", PACKAGE)
     return version, configured(output_of(DEBIANS, "--showconfig"))
@@ -236,7 +234,6 @@ def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
     Raises:
         BuildError: the command failed.
         OSError: the command is not installed.
-
     """
     environment = {"PATH": processes.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
 
@@ -289,7 +286,6 @@ def output_of(*command: str | pathlib.Path) -> str:
 
     Raises:
         BuildError: the command failed.
-
     """
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -298,7 +294,7 @@ def output_of(*command: str | pathlib.Path) -> str:
 
 
 def shown(path: pathlib.Path | str) -> str:
-    """Return the path as seen from the project's root."""
+    """Return the path relative to the project's root."""
     return os.path.relpath(path, control.ROOT)
 
 

@@ -56,9 +56,9 @@ TOOLS = (
         for ending in ("", "-save", "-restore")
     ),
 )
-"""System programs that the tests start often. The first folder of PATH has links to these programs. Each earlier folder without
-the program would cost as much time as the start of the program, because user-mode Linux copies the caller's address space at each
-attempt."""
+"""System programs that the tests start often. The first folder of PATH has links to these programs. An attempt in a folder that
+lacks the program takes as long as a successful start. The reason is that user-mode Linux copies the caller's address space at
+each attempt."""
 
 PASSED_NAMES = frozenset({"VIRTUAL_ENV", "TERM", "CI", "LANG"})
 PASSED_PREFIXES = ("PYTHON", "HYPOTHESIS", "IPVSPROXY_")
@@ -66,7 +66,7 @@ PASSED_PREFIXES = ("PYTHON", "HYPOTHESIS", "IPVSPROXY_")
 
 @contextlib.contextmanager
 def directory(command: list[str], mounts: list[str], iptables: str | None) -> Iterator[pathlib.Path]:
-    """Create the control directory for the block; it is removed afterwards.
+    """Create the control directory, and remove it at the end of the ``with`` block.
 
     Args:
         command: the command and its arguments.
@@ -75,7 +75,6 @@ def directory(command: list[str], mounts: list[str], iptables: str | None) -> It
 
     Raises:
         NoKernelError: the working directory would not be visible.
-
     """
     with tempfile.TemporaryDirectory(prefix="ipvsproxy-kernel-") as name:
         control = pathlib.Path(name)

@@ -109,7 +109,6 @@ def make_initramfs(directory: pathlib.Path) -> pathlib.Path:
 
     Raises:
         NoKernelError: modprobe does not find a module.
-
     """
     files = directory / "initramfs"
     (files / "modules").mkdir(parents=True)

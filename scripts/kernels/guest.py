@@ -64,7 +64,6 @@ class Guest(Protocol):
         variants: the variants of iptables that work in the guest, the default one first.
         memory: the default memory of the guest.
         processors: the default number of processors.
-
     """
 
     name: str
@@ -89,7 +88,6 @@ class Guest(Protocol):
 
         Raises:
             NoKernelError: a needed file is missing, or this kind of guest cannot have the given size.
-
         """
 
 
@@ -118,7 +116,6 @@ def run(
     Raises:
         NoKernelError: the guest cannot be started, or died.
         TimeoutError: the deadline has passed.
-
     """
     if reason := guest.why_not():
         raise NoKernelError(reason)
@@ -173,7 +170,6 @@ def memory_size(memory: str) -> int:
 
     Raises:
         NoKernelError: the text has no unit, or is not a number.
-
     """
     factor = UNITS.get(memory[-1:].upper(), 0)
     if not factor or not memory[:-1].isdigit():

@@ -33,11 +33,10 @@ def run(command: list[str], deadline: float | None, iptables: str | None) -> int
     Raises:
         NoKernelError: the host's kernel cannot be used.
         TimeoutError: the deadline has passed.
-
     """
     if reason := why_not():
         raise NoKernelError(f"the host's kernel cannot be used: {reason}")
-    for module in control.modules(iptables):  # one command per module, because an unknown name makes a command load no module
+    for module in control.modules(iptables):  # one command per module, so that an unknown name does not stop the others
         processes.quiet(["modprobe", module])
     mounts = ["sysfs /sys sysfs nosuid,nodev,noexec 0 0"]  # this mount shows the devices of the network namespace that mounts it
     with control.directory(command, mounts, iptables) as directory:

@@ -1,4 +1,4 @@
-"""Copies the output of a command on another kernel while the command runs."""
+"""Passes on the output of a command while the command runs on another kernel."""
 
 import contextlib
 import os
@@ -17,7 +17,6 @@ def pass_on(routes: dict[int, int], deadline: float | None) -> None:
 
     Raises:
         TimeoutError: the deadline (a time of time.monotonic) has passed.
-
     """
     with selectors.DefaultSelector() as selector:
         for source in routes:
@@ -38,7 +37,6 @@ def follow(routes: dict[int, int], process: subprocess.Popen[bytes], deadline: f
 
     Raises:
         TimeoutError: the deadline (a time of time.monotonic) has passed.
-
     """
     while True:
         ended = process.poll() is not None  # the process is checked before the files are read, so that no output is missed

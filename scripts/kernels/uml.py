@@ -41,7 +41,6 @@ class UserModeLinux:
         files: the directory of the kernel's modules, with a folder for each version; it is outside /tmp and /run.
         remedy: what to do if the program or the modules are missing or outdated.
         is_outdated: whether the remedy would replace the present kernel.
-
     """
 
     name: str
@@ -147,7 +146,6 @@ def room_for_registers(directory: pathlib.Path) -> dict[str, str]:
 
     Raises:
         NoKernelError: no C compiler is installed.
-
     """
     if "amx_tile" not in CPUINFO.read_text().split():
         return {}

@@ -1,4 +1,4 @@
-"""How the program must react to each bad moment. The module ``moments`` causes the effect of each moment on the node."""
+"""How the program must react to each temporary condition that the module ``moments`` causes on the node."""
 
 import contextlib
 import functools
@@ -26,8 +26,8 @@ SILENCE_NOTICED_WITHIN_S = patience.seconds(60.0)
 """The longest wait until a change is in force if a silent proxy does not forward the change. The wait is six times the silence
 that the program tolerates in these tests."""
 RELOADED_WITHIN_S = patience.seconds(60.0)
-"""The longest wait until a configuration that failed before is in force. The program tries the configuration again after growing
-pauses."""
+"""The longest wait until a reload fails, and then the longest wait until a later attempt succeeds. The program tries the
+configuration again after growing pauses."""
 SHOWN_WITHIN_S = patience.seconds(60.0)
 """The longest wait until ``/healthz`` reports that a part of the kernel cannot be read."""
 ANSWERED_WITHIN_S = patience.seconds(5.0)

@@ -1,4 +1,4 @@
-"""Programs from which one fix has been removed, to prove that the suite finds the fault.
+"""Removes one fix from the program, to prove that the chaos tests then find the fault.
 
 Each function removes its fix in the calling process.
 """

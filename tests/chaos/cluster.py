@@ -24,7 +24,7 @@ WITHIN_S = patience.seconds(60.0)
 BACKUPS = 4
 """The number of the latest changes that a restored backup does not contain."""
 REFUSALS = 2
-"""How many successive requests are refused."""
+"""The number of successive requests that the API server refuses."""
 UNREADABLE_S = 1.0
 """The seconds for which a broken manifest, or a link without a target, stays after the other manifests have changed."""
 GARBAGE = "garbage.yaml"
@@ -132,7 +132,7 @@ class Server:
         self._call(tell)
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """End watches by several methods, refuse requests, or return to an older state."""
+        """Cause this kind of fault: watches end, requests are refused, or the API server returns to an older state."""
         resource = dice.choice([api_store.SERVICES, api_store.ENDPOINT_SLICES])
         server = self._server
         match kind:

@@ -127,7 +127,10 @@ def _is_listing(data: bytes) -> bool:
 
 
 def _is_change(data: bytes) -> bool:
-    """Whether the messages are changes rather than queries: the last of several changes asks for an acknowledgement."""
+    """Whether the messages are changes rather than queries.
+
+    Only the last message is examined, because the last of several changes asks for an acknowledgement.
+    """
     return bool(HEADER.unpack_from(messages(data)[-1])[2] & netlink.ACKNOWLEDGE)
 
 

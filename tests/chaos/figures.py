@@ -110,7 +110,7 @@ def _times(times_s: Sequence[float]) -> dict[str, float]:
 
 
 def percentile(values: Iterable[float], percent: int) -> float:
-    """The percentile: the smallest value for which at least this percentage of all values is not larger."""
+    """The percentile: the smallest value that at least ``percent`` % of all values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 

@@ -49,7 +49,8 @@ SETTLE_S = 0.5
 POLL_S = 0.2
 """The pause between two checks of a condition."""
 INJECTED_WITHIN_S = patience.seconds(60.0)
-"""The longest wait for a message that can fail. A change or the next poll sends such a message."""
+"""The longest wait until the program sends a message that the ordered fault makes fail. A change or the next poll sends such a
+message."""
 PATIENT = b"drift_returns"
 """The log event which says that the program delays the repair of drift."""
 SYNCED = b"event=synced"
@@ -237,7 +238,7 @@ class History:
         self.note("the xtables lock is free")
 
     def _moment(self) -> None:
-        """Run one bad moment, before the usual checks."""
+        """Run one of the disturbances in ``Moment``, before the usual checks."""
         kind = next(self._moments)
         self.note(f"moment: {kind.value}")
         self.figures.moments[kind.value] += 1
@@ -437,7 +438,7 @@ class History:
         return self.configuration.backend is Backend.NFTABLES
 
     def _misplaced(self) -> list[str]:
-        """Differences that the text of the rules does not reveal, one line each."""
+        """One line for each difference from the desired state that the text of the rules does not show."""
         if self._uses_nftables:
             return self._expressions.changed(nft_state.listing())
         return [] if drift.is_jump_in_place() else ["a jump of ours in nat/OUTPUT is behind a foreign one"]

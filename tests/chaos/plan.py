@@ -1,6 +1,7 @@
 """Chooses the steps of a history at random; the history's number and a seed determine the choice.
 
-The order of the steps is random, but within drift, faults, troubles, harms and bad moments, the kinds take turns.
+The order of the steps is random. But the kinds of drift take turns, and so do the kinds of faults, of troubles, of harms, and of
+bad moments (see ``moments``).
 
 The sequence of kinds continues from one history to the next, so that a known number of histories of the same length has all
 kinds.
@@ -20,7 +21,7 @@ from tests.chaos.moments import Moment
 T = TypeVar("T")
 
 STEPS: Mapping[str, int] = {"change": 3, "kill": 4, "lock": 2}
-"""The weight of each kind of step except drift, harm, kernel faults, troubles and bad moments."""
+"""The weights with which all other steps are drawn, after the shares of drift, faults, troubles, moments and harms below."""
 DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
 TROUBLE_SHARE = 0.15
@@ -47,7 +48,8 @@ MOVES = 2
 class Plan(NamedTuple):
     """The steps in their order, and the kinds of these steps.
 
-    ``drifts``, ``harms``, ``faults``, ``troubles`` and ``moments`` are the kinds of the steps.
+    ``drifts`` holds the kind of drift of each drift step, in the order of these steps. ``harms``, ``faults``, ``troubles`` and
+    ``moments`` likewise hold the kinds of harms, kernel faults, troubles and bad moments.
     """
 
     steps: list[str]
@@ -82,7 +84,10 @@ def only(*kinds: Special) -> Plan:
 
 
 def draw(seed: int, number: int, length: int, backend: Backend = Backend.IPTABLES) -> Plan:
-    """The plan of the history with this number and length; ``backend`` holds the rules and sets when the history starts."""
+    """The plan of the history with this number and length.
+
+    ``backend`` is the backend that holds the rules and sets at the start of the history.
+    """
     moves = MOVES if backend is Backend.NFTABLES else 0
     shares = (DRIFT_SHARE, FAULT_SHARE, TROUBLE_SHARE, MOMENT_SHARE)
     drifts, faults, troubles, moments = (max(1, int(length * share)) for share in shares)

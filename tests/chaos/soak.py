@@ -1,4 +1,4 @@
-"""For a long soak test: changes a cluster all the time, and finds the resources whose usage grows."""
+"""The parts of a long soak test: constant changes of a cluster, and a search for resources whose usage grows."""
 
 import random
 import statistics

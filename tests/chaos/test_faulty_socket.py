@@ -49,7 +49,7 @@ def _node(tmp_path: Path) -> _Node:
 
 
 @pytest.mark.parametrize("kind", [Kind.ENOBUFS, Kind.EBUSY, Kind.ENOMEM, Kind.EEXIST, Kind.ENOENT])
-def test_a_refused_change_gets_the_ordered_error_and_does_not_reach_the_kernel(node: _Node, kind: Kind) -> None:
+def test_a_change_with_an_injected_error_does_not_reach_the_kernel(node: _Node, kind: Kind) -> None:
     node.faults.order(Order(kind, 1, once=True))
     assert node.change(b"1...", b"2...", b"3...") == {0: getattr(errno, kind.value)}
     assert node.received == [b"2...", b"3..."]

@@ -1,4 +1,7 @@
-"""Tests that each bad moment takes effect, that the program survives it, and that the suite detects a program without a fix."""
+"""Tests that each bad moment takes effect, and that the program survives it.
+
+Also tests that the suite detects a program from which a fix was removed.
+"""
 
 import asyncio
 import os

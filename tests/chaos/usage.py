@@ -30,7 +30,7 @@ class Usage(NamedTuple):
 
 
 def read(process_id: int, tasks: Path) -> Usage:
-    """Read the current resource usage of a process; ``tasks`` is the file with the number of its tasks.
+    """Read the current resource usage of a process; the file ``tasks`` has the number of its asyncio tasks.
 
     Raises:
         OSError: the process has ended.
@@ -63,7 +63,7 @@ def listening_ports(process_id: int) -> frozenset[int]:
 
 
 def _listening(process: Path, targets: Collection[str]) -> Mapping[str, int]:
-    """The listening sockets among the targets of the descriptors, with their ports."""
+    """The TCP port of each listening socket among ``targets``, which are the targets of the process's descriptors."""
     # Fields: slot, local address and port, remote, state, queues, timer, retransmits, user, timeout, inode; see proc(5).
     lines = (line.split() for table in ("tcp", "tcp6") for line in (process / "net" / table).read_text().splitlines()[1:])
     ports = {f"socket:[{fields[9]}]": int(fields[1].rpartition(":")[2], 16) for fields in lines if fields[3] == _LISTENING}

@@ -436,7 +436,7 @@ def test_cleanup_restores_the_settings_of_direct_return_before_it_removes_the_ru
     assert (kernel.sysctls["net/ipv4/vs/sloppy_tcp"], kernel.sysctls[TUNNEL_RECORD]) == ("1", ""), "no record, no change"
 
 
-def test_cleanup_keeps_rules_and_sets_until_the_tunnel_device_guarded_by_the_rules_is_down() -> None:
+def test_cleanup_keeps_rules_and_sets_while_the_tunnel_device_that_they_guard_may_be_up() -> None:
     kernel, path = memory_node.new_kernel(), device_flags(Family.IPV4)
     guard = {skeleton.SCOPE_CHAINS[0]: (Rule(tunnel=True, target=Verdict.DROP),)}
     other = "net/ipv4/vs/sloppy_tcp"

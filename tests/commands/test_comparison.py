@@ -89,7 +89,7 @@ async def assert_all_agree_through(states: Sequence[State], node: MemoryNode) ->
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 @in_virtual_time
-async def test_after_each_phase_of_a_scenario_commands_and_run_desire_the_same_state(path: pathlib.Path) -> None:
+async def test_commands_and_run_desire_the_same_state_after_each_phase_of_a_scenario(path: pathlib.Path) -> None:
     states = [[put.object for put in state.values()] for state in read_states(path)]
     await assert_all_agree_through(states, MemoryNode(settings=SETTINGS))
 
@@ -113,7 +113,7 @@ async def test_commands_and_run_agree_when_addresses_of_api_servers_are_refused(
 
 
 @in_virtual_time
-async def test_after_two_reads_inspecting_commands_report_the_same_differences_for_a_deleted_service() -> None:
+async def test_a_second_read_after_the_deletion_of_a_service_finds_the_same_differences_as_the_first() -> None:
     restricted = builders.service("web", load_balancer=["192.0.2.1"], source_ranges=["198.51.100.0/24"])
     node = MemoryNode()
     node.begin_with(builders.node(), restricted)

@@ -157,7 +157,7 @@ def rows(document: Mapping[str, Any]) -> dict[str, list[str]]:
     return {one["node"]: [row["problem"] for row in one["problems"]] for one in document["nodes"] if one["problems"]}
 
 
-async def test_fleet_reports_exactly_the_silent_hostile_and_differing_nodes_among_a_thousand() -> None:
+async def test_fleet_reports_each_silent_or_hostile_or_differing_node_and_no_other_of_a_thousand_nodes() -> None:
     well = {f"n{number:03}": WELL for number in range(959)}
     cluster = Cluster({})
 

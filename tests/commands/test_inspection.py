@@ -67,7 +67,7 @@ class EmptySource(DirectorySource):
         self.asked_again[kind] = at_s
 
 
-async def test_an_empty_first_list_is_requested_again_and_no_command_relies_on_it() -> None:
+async def test_no_command_relies_on_an_empty_first_list_which_is_requested_again() -> None:
     kernel = await synced_kernel(*WEB)
     node, source = await inspected(kernel), EmptySource()
     async with inspection.following(source, node.store):

@@ -120,7 +120,7 @@ async def test_list_marks_rows_of_other_programs_as_foreign_and_shows_no_service
     assert {line[72:] for line in lines[3:] if line.startswith("  ->")} == {""}
 
 
-async def test_list_marks_a_row_as_removed_meanwhile_if_the_row_vanishes_while_the_table_is_read() -> None:
+async def test_list_marks_a_row_as_removed_if_the_row_vanishes_while_the_table_is_read() -> None:
     kernel = await synced_kernel(*WEB)
     rows = _rows(kernel)
     kernel.virtual_servers.clear()
@@ -155,7 +155,7 @@ async def test_list_shows_a_remark_beside_a_real_server_that_differs_from_the_de
         ("Route", 0, None, "not masqueraded"),
     ],
 )
-def test_list_shows_a_tunnelled_real_server_as_serving_only_if_direct_return_desires_the_tunnel(
+def test_list_shows_a_tunnelled_real_server_as_serving_only_if_a_tunnel_is_desired(
     method: str, weight: int, desired: int | None, state: str
 ) -> None:
     number = next(number for number, name in METHODS.items() if name == method)

@@ -104,7 +104,7 @@ async def test_plan_shows_the_settings_that_a_service_chooses_by_annotations() -
     assert any(f"-> 10.244.0.1:8080 weight 5, {limits}" in line for line in added)
 
 
-async def test_plan_shows_which_real_servers_get_their_packets_by_tunnel() -> None:
+async def test_the_plan_shows_which_real_servers_get_their_packets_by_tunnel() -> None:
     asking = ServiceAnnotations(given=ALL_ANNOTATIONS, direct_return=True)
     shop = builders.service("shop", kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"])
     slices = builders.endpoint_slice(builders.endpoint("10.244.1.1", builders.OTHER_NODE), service="shop")

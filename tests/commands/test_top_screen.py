@@ -97,7 +97,7 @@ async def test_top_draws_its_first_picture_after_a_single_request() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_with_keys_a_user_sorts_and_filters_services_opens_a_service_and_quits(size: tuple[int, int]) -> None:
+async def test_keys_sort_and_filter_and_open_services_and_end_the_program(size: tuple[int, int]) -> None:
     daemon = Daemon("demo/web", "demo/dns")
     app = _app(daemon)
     async with app.run_test(size=size) as pilot:

@@ -1,4 +1,4 @@
-"""``ipvsproxy top`` as a person sees it: the program runs on a pseudo-terminal and shows a node that serves its page.
+"""``ipvsproxy top`` as a person sees it: the program runs on a pseudo-terminal, and reads its data from a running node.
 
 The node has an in-memory kernel. ``test_top_screen.py`` tests each key and each size.
 """

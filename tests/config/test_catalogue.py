@@ -70,7 +70,7 @@ def test_the_default_of_every_option_can_be_parsed_and_is_allowed(option: Option
             assert value in option.choices
 
 
-def test_help_shows_every_flag_with_its_default_and_every_field() -> None:
+def test_help_shows_every_field_and_every_flag_and_the_defaults_of_the_flags() -> None:
     text = commands.render_help()
     plain = " ".join(text.split())
     for option in ALL:

@@ -73,7 +73,7 @@ def test_every_flag_and_command_is_in_every_completion_script(shell: str) -> Non
         (("ipvsproxy", "run", "--manifests", "/et"), ["/etc"]),
     ],
 )
-def test_bash_offers_exactly_the_words_that_can_follow(words: tuple[str, ...], offered: list[str]) -> None:
+def test_bash_completion_offers_exactly_the_words_that_can_come_next(words: tuple[str, ...], offered: list[str]) -> None:
     assert _complete(*words) == offered
 
 
@@ -161,5 +161,5 @@ def test_the_command_top_takes_each_of_its_options_from_the_command_line(argumen
         ("--server=http://[::1", "--server: 'http://[::1' must be a URL such as http://127.0.0.1:10249"),
     ],
 )
-def test_a_wrong_value_of_an_option_of_top_is_reported(argument: str, problem: str) -> None:
+def test_wrong_option_values_of_the_command_top_are_reported(argument: str, problem: str) -> None:
     assert loading.problems_of_flags(argument, command="top") == [problem]

@@ -121,7 +121,7 @@ def test_every_flag_and_its_value_can_be_written_in_every_form(option: Option) -
 def test_a_command_line_has_the_same_meaning_as_in_kube_proxy(line: str, expected: dict[str, Value]) -> None:
     """The cases are short forms, booleans, odd values and repeated values.
 
-    An empty address or name changes nothing. Repeated lists are joined.
+    A flag for an address or a name has no effect if its value is empty. Repeated lists are joined.
     """
     assert values(*line.split()) == expected
 

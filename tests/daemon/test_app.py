@@ -316,7 +316,7 @@ def test_a_failed_reload_of_the_configuration_changes_nothing_and_is_retried(
 
 @pytest.fixture
 def refusal(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """A function that starts a program with these flags, and returns the sentences that say why the program cannot start."""
+    """A function that starts the program with the given flags, and returns the reasons why it cannot start."""
 
     def start(*flags: str) -> list[str]:
         assert run(configured(f"--manifests={tmp_path}", *flags)) == lifecycle.CANNOT_START
@@ -418,7 +418,7 @@ def kernel_with(refusals: Mapping[Family, Refusal]) -> Any:
 
 
 @pytest.mark.parametrize("unserved", [None, *Family])
-def test_the_program_starts_if_iptables_works_for_one_family(unserved: Family | None) -> None:
+def test_the_program_starts_if_iptables_works_for_at_least_one_family(unserved: Family | None) -> None:
     kernel = kernel_with({unserved: NO_TABLE} if unserved else {})
     served = [family for family in Family if family is not unserved]
     assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)
@@ -483,7 +483,7 @@ async def test_a_step_of_the_start_that_fails_once_is_retried(bare: pytest.Monke
     assert [line["event"] for line in logs] == ["start_step_failed"] * 2
 
 
-async def test_a_step_of_the_start_that_keeps_failing_ends_the_program_with_the_reason(bare: pytest.MonkeyPatch) -> None:
+async def test_the_program_ends_with_the_reason_if_a_step_of_the_start_keeps_failing(bare: pytest.MonkeyPatch) -> None:
     ask = AsyncMock(side_effect=KernelError(action="list addresses", errno=errno.ENOMEM))
     with pytest.raises(CannotStartError, match="list addresses: Cannot allocate memory"):
         await requirements.until_answered(ask)

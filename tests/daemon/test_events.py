@@ -186,7 +186,7 @@ async def test_a_long_note_of_an_event_is_truncated_between_characters() -> None
     assert desk.written[0]["note"] == "x" + "ü" * 511
 
 
-async def test_an_api_server_accepts_the_events(tmp_path: pathlib.Path) -> None:
+async def test_recorded_events_reach_an_api_server(tmp_path: pathlib.Path) -> None:
     async with ApiServer(token="t") as server:
         kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, user={"token": "t"})
         source = watch.KubernetesSource(node_name="node-a", kubeconfig=kubeconfig)

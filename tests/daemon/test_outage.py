@@ -71,7 +71,7 @@ class Server:
 
     @staticmethod
     def _resource(path: str) -> api_store.Resource:
-        plain = path.replace("/namespaces/default", "")  # a request for a single object shows the resource version of the server
+        plain = path.replace("/namespaces/default", "")  # ``probe_query`` adds the namespace to the path
         return next(one for one in api_store.RESOURCES if plain.startswith(f"{one.path}?"))
 
 

@@ -1,4 +1,4 @@
-"""Covers the log lines at each verbosity (``-v``) that a Service causes between the source and the kernel."""
+"""Covers which log lines a Service causes on its way from the source to the kernel, at each verbosity (``-v``)."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,7 +18,9 @@ ADDRESS = BoundAddresses.of(builders.addresses("10.96.0.10")[0])
 
 
 @in_virtual_time
-async def test_at_verbosity_4_a_service_can_be_followed_from_the_watch_to_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_log_shows_all_steps_of_a_service_from_the_watch_to_the_sync_at_verbosity_4(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(log._Process, "verbosity", 4)
     async with MemoryNode().serving() as node:
         events: list[Event] = [put(builders.service("web")), put(builders.endpoint_slice(builders.endpoint("10.244.0.5")))]

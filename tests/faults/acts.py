@@ -169,7 +169,7 @@ def _watch_questions(acts: Acts) -> None:
     library = sockets._libc
 
     class Library:
-        """The functions of the C library that ipvsproxy calls, with intercepted acts."""
+        """A stand-in for the C library. It intercepts ``getsockopt``, the only function of the library that ``sockets`` calls."""
 
         def getsockopt(self, descriptor: int, level: int, option: int, *rest: Any) -> int:
             if failure := acts.begin(f"getsockopt level {level} option {option}"):

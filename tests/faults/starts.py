@@ -98,7 +98,7 @@ class Node:
     def __enter__(self) -> Self:
         golden_state.clear_state()
         self._cleaning.callback(golden_state.clear_state)
-        self._cleaning.callback(golden_state.unprepare_sysctls)  # a new network namespace inherits some of these values
+        self._cleaning.callback(golden_state.unprepare_sysctls)  # restores sysctls that new network namespaces inherit
         _ip(
             "link add eth0 type dummy",
             "address add 172.18.0.2/16 dev eth0",
@@ -121,7 +121,10 @@ class Node:
         self._cleaning.close()
 
     def start(self, *orders: acts.Order, spoiled: bool = True, within_s: float = WITHIN_S) -> Ending:
-        """Start the program with these failing acts, and end it as soon as everything is programmed or a fault is reported."""
+        """Start the program, and let the acts in ``orders`` fail.
+
+        End the program as soon as everything is programmed or a fault is reported.
+        """
         if spoiled:
             if self._missing():  # the previous start has removed objects
                 self.start(spoiled=False)

@@ -3,8 +3,8 @@
 If an act fails once, nothing is removed, and everything is programmed.
 
 Several acts fail in the same start, because a separate start for each act would take too long. If an act fails at every attempt,
-either everything is programmed nevertheless or a fault is reported. ``scripts/faults`` tries all acts, all occurrences and all
-kinds of failure, each in a separate start.
+either everything is programmed nevertheless or a fault is reported. ``scripts/faults`` tries each act, each occurrence of the
+act, and each kind of failure in a separate start.
 """
 
 import subprocess

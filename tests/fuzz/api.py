@@ -27,7 +27,7 @@ MOST_REASONS = 2 * (MOST_SKIPPED + 1) + len(Annotation) + 4
 """The largest number of reasons about one Service. The reasons are about parsing, refused addresses, annotations, disabled
 external IPs, two IP families that are not served, and weights."""
 LONGEST_REASON = 600
-"""The longest reason in characters; with this limit, an object cannot fill the log."""
+"""The largest allowed number of characters in a reason. This limit prevents an object from filling the log."""
 _KINDS = tuple(ObjectKind)
 _TYPES = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR")
 _SETTINGS = Settings()

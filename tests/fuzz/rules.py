@@ -1,7 +1,7 @@
 """Fuzz target ``rules``: translates configuration and API objects to rules, set entries and virtual servers.
 
-For any objects, each line for ``iptables-restore`` has a known shape. Encoding and decoding a set entry gives the same entry, and
-each virtual and real server can be encoded.
+For any objects, each line for ``iptables-restore`` has a known shape. A set entry is unchanged after it has been encoded and
+decoded. Each virtual server and each real server can be encoded.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """The contract that every kernel fulfils: the fake kernel, and the real kernel with either backend of rules and sets.
 
-The tests cover only behaviour of a real kernel that operations can cause. For example, they do not cover lost answers.
+The tests cover a behaviour of the real kernel only if operations can cause this behaviour. For example, they do not cover lost
+answers.
 """
 
 import contextlib
@@ -100,7 +101,7 @@ def uses_nftables(kernel: Kernel) -> bool:
 
 @pytest.fixture
 def other(kernel: Kernel) -> Iterator[Kernel]:
-    """A kernel object that another program on the same host would use."""
+    """Separate access to the same kernel, as another program on the host would have."""
     if not isinstance(kernel, node_kernel.NodeKernel):
         yield kernel
         return
@@ -471,7 +472,7 @@ def test_a_setting_is_read_back_unchanged_and_an_unknown_setting_is_refused(kern
     assert refusal(kernel, Verb.SET, Sysctl("net/ipv4/vs/none", "1")) == errno.ENOENT
 
 
-def test_timeouts_can_be_set_and_a_timeout_of_zero_leaves_the_present_value_unchanged(kernel: Kernel) -> None:
+def test_each_timeout_is_set_unless_the_desired_timeout_is_zero(kernel: Kernel) -> None:
     assert [outcome.error for outcome in apply(kernel, Verb.SET, Timeouts(0, 0, 250))] == [""]
     assert kernel.read_timeouts() == Timeouts(900, 120, 250)
 

@@ -96,7 +96,7 @@ def test_facts_that_cannot_be_read_are_reported() -> None:
     assert facts._attempt(fail, "") == ("", ("read the tables: the answer is incomplete",))
 
 
-def test_doctor_reports_an_iptables_program_that_fails_instead_of_reporting_its_tables_as_absent(
+def test_doctor_reports_that_an_iptables_program_cannot_run_and_not_that_its_tables_are_absent(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_program(tmp_path, "iptables-save", "echo '*nat'")

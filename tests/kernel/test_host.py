@@ -29,7 +29,7 @@ class StrangeType(enum.StrEnum):
 
 @pytest.fixture
 def proc(tmp_path: pathlib.Path) -> pathlib.Path:
-    """The process file system of a host that meets all requirements."""
+    """A stand-in for ``/proc``, as on a host that meets all requirements."""
     files = {
         "sys/net/ipv4/vs/conntrack": "1\n",
         "self/status": "Name:\tpython\nCapEff:\t000001ffffffffff\n",
@@ -65,9 +65,7 @@ def test_missing_privileges_are_reported_with_a_way_to_fix_them(proc: pathlib.Pa
     assert host.missing_privileges(proc) == ()
 
 
-def test_if_raw_sockets_cannot_be_opened_the_library_that_replaces_them_must_be_installed(
-    proc: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_the_datagram_library_is_required_if_raw_sockets_cannot_be_opened(proc: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (proc / "self/status").write_text("CapEff:\t0000000000001000\n")
     (missing,) = host.missing_privileges(proc, library=tmp_path / "datagram.so")
     assert "it has no CAP_NET_RAW" in missing.what
@@ -118,7 +116,7 @@ def test_modprobe_is_not_run_if_all_modules_are_loaded(tmp_path: pathlib.Path, m
         ((4, 19), ModuleState.LOADABLE, ()),
     ],
 )
-def test_before_linux_4_19_the_conntrack_module_of_each_family_is_loaded_unless_one_module_serves_both_families(
+def test_the_conntrack_module_of_each_family_is_loaded_before_linux_4_19_if_the_kernel_has_it(
     version: tuple[int, int], state: ModuleState, names: tuple[str, ...]
 ) -> None:
     assert host.modules_of_older_kernels(version, lambda _name: state) == names
@@ -149,7 +147,7 @@ def test_no_set_type_is_missing_if_ipset_has_a_suitable_revision_of_each_type() 
 
 
 @pytest.mark.checklist(94)
-def test_all_set_types_count_as_missing_if_ipset_has_another_protocol_version() -> None:
+def test_all_set_types_count_as_missing_if_ipset_refuses_our_protocol_version() -> None:
     ipset_err_protocol = 4097
     missing = host.missing_set_types(fake_netlink.refusing(ipset_err_protocol))
     assert len(missing) == len(SetType) * len(Family)
@@ -157,7 +155,7 @@ def test_all_set_types_count_as_missing_if_ipset_has_another_protocol_version() 
 
 
 @pytest.mark.checklist(94)
-def test_on_a_kernel_without_ipset_only_ipset_itself_is_reported_as_missing() -> None:
+def test_only_ipset_itself_is_reported_as_missing_if_the_kernel_has_no_ipset() -> None:
     (missing,) = host.missing_set_types(fake_netlink.refusing(errno.ENOENT))
     assert missing.what == "this kernel has no ipset (No such file or directory)"
     assert "kernel" in missing.remedy
@@ -190,7 +188,7 @@ def test_a_required_kernel_setting_must_be_on_or_writable(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, value: str, writable: bool, is_missing: bool
 ) -> None:
     write_settings(tmp_path, value)
-    monkeypatch.setattr(os, "access", lambda _path, _mode: writable)  # root may write every file, except on a read-only mount
+    monkeypatch.setattr(os, "access", lambda _path, _mode: writable)  # root would get False only on a read-only mount
     found = host.missing_settings(tmp_path)
     assert len(found) == (len(INDISPENSABLE_SETTINGS) if is_missing else 0)
     assert all("--init-only" in one.remedy for one in found)

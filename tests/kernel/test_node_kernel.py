@@ -194,7 +194,7 @@ def operations(*items: Item) -> list[Operation]:
     return [Operation(Verb.ADD, item) for item in items]
 
 
-def test_operations_are_applied_in_order_and_successive_operations_of_one_driver_are_applied_together(kernel: Kernel) -> None:
+def test_only_successive_operations_of_one_driver_are_applied_together_which_keeps_the_order(kernel: Kernel) -> None:
     (server, real_server, _), (entry, ip_set, _) = ITEMS["ipvs"], ITEMS["ipset"]
     last = SetEntries.of(msgspec.structs.replace(ENTRY, port=81))
     asked = operations(entry, ip_set, server, real_server, last)
@@ -290,7 +290,7 @@ def test_a_thorough_poll_returns_everything_except_rules_that_did_not_change(ker
     assert kernel.forgotten == ["ipset"] * 4
 
 
-def test_objects_may_be_written_between_the_steps_of_a_poll(kernel: Kernel) -> None:
+def test_a_poll_is_split_into_steps_so_that_objects_can_be_written_in_between(kernel: Kernel) -> None:
     target = new_node()
     names = [ip_set.name for ip_set in IP_SETS.values()]
     parts = list(target.poll(names, list(Family), [], thorough=False, whole=True))

@@ -147,7 +147,7 @@ def test_a_start_on_an_old_kernel_uses_workarounds_and_reaches_the_desired_state
     assert "10.96.0.80,sctp:5060" in run("ipset", "list", "KUBE-CLUSTER-IP")
     assert "local 10.96.0.80 dev lo proto 251" in run("ip", "route", "show", "table", "local")
 
-    # The connection to a removed endpoint is deleted, although the listing contains all connections.
+    # Only the Service's connection to its removed endpoint is deleted, although this kernel lists all connections.
     track("192.0.2.7", "10.96.0.80")
     track("192.0.2.8", "10.96.0.99")
     write(tmp_path, "10.244.0.1")

@@ -18,7 +18,7 @@ FORWARD = "net/ipv4/ip_forward"
 
 @pytest.fixture
 def root(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder of settings, one of which is off."""
+    """A folder that contains one kernel setting, which is off."""
     setting = tmp_path / "sys" / FORWARD
     setting.parent.mkdir(parents=True)
     setting.write_text("0\n")
@@ -67,7 +67,7 @@ def test_a_setting_that_does_not_exist_is_not_created(root: pathlib.Path) -> Non
 @pytest.mark.parametrize(
     ("number", "remedy"), [(errno.EROFS, "mounted read-only"), (errno.EACCES, "--init-only"), (errno.EINVAL, "this value")]
 )
-def test_if_a_setting_is_refused_the_error_says_how_to_fix_this(
+def test_the_error_of_a_refused_setting_says_how_to_fix_it(
     root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:
     monkeypatch.setattr(os, "open", Mock(side_effect=OSError(number, os.strerror(number))))

@@ -132,7 +132,7 @@ def test_a_result_for_a_closed_event_loop_is_dropped_and_the_thread_continues() 
     kept[0].stop()
 
 
-def test_at_the_end_of_the_process_the_running_call_is_allowed_to_finish() -> None:
+def test_the_process_ends_only_after_the_running_call_has_finished() -> None:
     script = """
 import asyncio, threading, time
 from ipvsproxy.kernel.thread import KernelThread

@@ -212,7 +212,10 @@ def test_open_connections_continue_while_the_connection_table_is_full(laboratory
 
 @contextlib.contextmanager
 def _open_flows() -> Iterator[None]:
-    """Connections between two sockets of this host; each has an entry in the connection table."""
+    """Keeps ``FLOWS`` connections between sockets of this host open while the block runs.
+
+    Each connection has an entry in the conntrack table.
+    """
     with contextlib.ExitStack() as held:
         listener = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=FLOWS))
         for _ in range(FLOWS):

@@ -15,7 +15,7 @@ from tests.support import cluster, lab
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip requests that are not needed with a binding."""
+    """Remove each test whose request is not sent with the binding of the test."""
     items[:] = [item for item in items if not _is_repetition(item)]
 
 

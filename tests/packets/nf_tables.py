@@ -1,4 +1,4 @@
-"""A mark for tests that need rules and sets in nftables, and a function that lists our table."""
+"""A pytest mark for tests that need rules and sets in nftables, and a function that lists our table."""
 
 import contextlib
 
@@ -19,7 +19,10 @@ NEEDS_NF_TABLES = pytest.mark.skipif(is_missing(), reason="this kernel has no nf
 
 
 def own_table(laboratory: lab.Lab) -> list[str]:
-    """The sorted lines of our table, with sorted set elements and without handles; an empty list if there is no table."""
+    """The lines of our table, sorted and without handles; lines with several set elements are split at the commas.
+
+    The list is empty if there is no table.
+    """
     if "table inet ipvsproxy" not in laboratory.run("node", "nft", "list", "tables").splitlines():
         return []
     text = laboratory.run("node", "nft", "list", "table", "inet", "ipvsproxy")

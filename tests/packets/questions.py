@@ -10,8 +10,8 @@ from tests.support import cluster, lab
 
 ANSWERED = "ok"
 ATTEMPTS = 4
-"""The number of requests per row. This number suffices to reach both of two endpoints, because the scheduler chooses the
-endpoints in turn."""
+"""The number of requests for each ``Question``. This number suffices to reach both of two endpoints, because the scheduler
+chooses the endpoints in turn."""
 MASQUERADED = "bridge node"
 """The source addresses that backends see if the client is masqueraded: the first on this node, the second on the other node."""
 

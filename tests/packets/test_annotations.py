@@ -152,7 +152,7 @@ def scheduled(running: Cluster, address: str) -> int:
 def test_two_nodes_send_a_client_to_the_same_endpoint(running: Cluster, tmp_path: pytest.TempPathFactory, scheduler: str) -> None:
     """The second node is this node with another name.
 
-    Its name changes the order of real servers unless the scheduler is a hash.
+    Unless the scheduler is a hash scheduler, the order of the real servers depends on the name of the node.
     """
     sources = {family: _sources(running, family) for family in Family}
     running.have()

@@ -191,8 +191,8 @@ def test_virtual_servers_of_other_programs_stay_if_a_boot_has_loaded_our_saved_r
 # The commands.
 
 BESIDE = ("sysctl", "flow")
-"""Kinds of differences that this test ignores: settings that a network namespace may not change, and reads of flows at each
-start."""
+"""The kinds of differences and operations that this test ignores. Some settings cannot be changed in a network namespace, and
+every start cleans tracked flows."""
 MASQUERADING = {Backend.IPTABLES: "KUBE-MARK-MASQ", Backend.NFTABLES: "KUBE-POSTROUTING"}
 
 
@@ -247,7 +247,7 @@ def test_the_commands_explain_verify_and_plan_print_the_same_output_with_both_ba
 
 
 @pytest.mark.parametrize(("former", "new"), [(Backend.IPTABLES, Backend.NFTABLES), (Backend.NFTABLES, Backend.IPTABLES)], ids=str)
-def test_if_the_program_was_killed_during_a_switch_of_backends_cleanup_removes_our_objects_from_both_backends(
+def test_cleanup_removes_our_objects_from_both_backends_after_a_kill_during_a_switch(
     laboratory: lab.Lab, tmp_path: Path, former: Backend, new: Backend
 ) -> None:
     with Cluster(laboratory, tmp_path, f"--rules-backend={former}") as running:
@@ -276,7 +276,7 @@ def _holds(backend: Backend) -> bool:
     return "KUBE-CLUSTER-IP" in backends.held_by_other(Backend.NFTABLES, ["KUBE-CLUSTER-IP"])
 
 
-# The number of transactions of a sync, counted by the generation number of nf_tables.
+# The following tests calculate the number of transactions of a sync from the generation number of nf_tables.
 
 
 def plain(name: str, number: int) -> list[Manifest]:

@@ -145,12 +145,12 @@ def test_two_nodes_of_entry_choose_the_same_node_for_most_clients(
 ) -> None:
     """The more nodes have endpoints, the fewer clients are sent to another node after a change.
 
-    The tables of connections in the kernels of two nodes of entry show which nodes these kernels have chosen. Most nodes with
+    The IPVS connection tables of two nodes of entry show to which node each of the two sent a client's datagrams. Most nodes with
     endpoints exist only in the API, so datagrams to them get no answer.
 
-    ``count`` nodes have endpoints. The client changes its node of entry three times. The first time, the new node has an
-    endpoint. The second time, the new node has no endpoint. The third time, a node with an endpoint disappears at the same
-    moment.
+    ``count`` nodes have endpoints. The client changes its node of entry three times. At the first change, the new node of entry
+    has an endpoint. At the second change, the new node of entry has no endpoint. At the third change, a node with an endpoint
+    disappears at the same moment.
     """
     three.lab.ip("client", "link set third up")
     three.have(*_many(count - 1, "p1"))

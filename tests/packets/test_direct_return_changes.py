@@ -189,8 +189,8 @@ def test_large_transfers_through_a_tunnel_succeed_in_both_directions(three: Thre
 
 
 MOVED_AT_MOST = 1 / 3
-"""The largest share of connections that may end when the client changes from a node without endpoints to a node with
-endpoints."""
+"""The largest share of open connections that may end when the client's packets move from a node of entry without endpoints to a
+node of entry with endpoints."""
 
 
 def test_most_open_connections_survive_when_the_client_changes_to_a_node_with_endpoints(three: Three) -> None:

@@ -44,8 +44,8 @@ FORMER = {
 }
 CHANGED = {path: "1" if "sloppy" in path else "0" for path in FORMER}
 LEFT = ("iptables v4/nat/KUBE-SERVICES", "-A KUBE-SERVICES -m mark ! --mark 0x0/0x3fff -j ACCEPT", "extra")
-"""The rule that ``cleanup --only=own`` leaves, in a chain that kube-proxy rewrites. No packet has a mark to which the rule
-applies any more."""
+"""The rule that ``cleanup --only=own`` leaves, in a chain that kube-proxy rewrites. After the cleanup, the rule matches no
+packet, because no packet has one of these bits in its mark."""
 WITHIN_S = patience.seconds(600.0)
 
 

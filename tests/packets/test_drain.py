@@ -62,7 +62,7 @@ def test_a_restart_or_the_return_of_the_endpoint_breaks_no_connection_before_the
         running.wait_until(lambda: _weights(running, Family.IPV6) == remaining, "removed")
         running.wait_until(lambda: metrics()["ipvsproxy_drains"] == 1, "counted")
 
-        # The deadline of the drain begins again after a restart.
+        # After a restart, the deadline of the drain is counted from the restart.
         going, staying = pods[Family.IPV4]
         assert _weights(running, Family.IPV4) == {going: 0, staying: 1}
         running.program.kill()

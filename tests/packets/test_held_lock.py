@@ -80,7 +80,7 @@ def wrong(laboratory: lab.Lab) -> list[str]:
 
 @pytest.mark.parametrize("changes", ["before the start", "after the start"])
 @pytest.mark.parametrize("former", [Backend.IPTABLES, Backend.NFTABLES])
-def test_no_packet_is_treated_according_to_a_former_policy_while_another_program_holds_the_iptables_lock(
+def test_a_changed_policy_is_in_force_even_while_another_program_holds_the_iptables_lock(
     laboratory: lab.Lab, tmp_path: Path, former: Backend, changes: str
 ) -> None:
     new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)

@@ -247,7 +247,7 @@ def reached(laboratory: lab.Lab) -> set[str]:
 def test_host_port_rules_before_our_rules_take_packets_of_services_and_are_reported(
     laboratory: lab.Lab, tmp_path: Path, ours: str, theirs: str, place: str, *, is_first: bool
 ) -> None:
-    """The answers show that ``doctor`` is right: the pod of the Service answers unless ``doctor`` reports host port rules.
+    """If ``doctor`` reports host port rules, the pod of the host port answers; otherwise, the pod of the Service answers.
 
     ``is_first``: whether the host port rules exist before the program starts.
     """

@@ -69,7 +69,7 @@ class Client:
         return sum(self._sent().values())
 
     def _errors(self) -> int:
-        """The number of packets that the client could not send, also because of an ICMP error for an earlier packet."""
+        """The number of packets that the kernel refused to send, for example because an earlier packet caused an ICMP error."""
         return self._packets() - self._sent().get("sent", 0)
 
     def _wait_until(self, reached: Callable[[], bool], what: str) -> None:

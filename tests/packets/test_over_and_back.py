@@ -127,7 +127,7 @@ class Proxies:
         return end
 
     def clean_up(self, manifest: str) -> None:
-        """Run the cleanup of a Job, or of the init container of a DaemonSet."""
+        """Run the cleanup command from a manifest. A Job has the command in its container, a DaemonSet in its init container."""
         pod = yaml.safe_load(manifest)["spec"]["template"]["spec"]
         (container,) = (one for one in (*pod.get("initContainers", ()), *pod["containers"]) if "args" in one)
         arguments = [one.replace("/var/lib/kube-proxy", str(self._folder)) for one in container["args"]]
@@ -218,7 +218,10 @@ def _migrate(one: OneNode, proxies: Proxies) -> None:
 
 
 def _check_shown_log(log: str) -> None:
-    """Check that log lines on the page have the keys of real log lines, except lines about lists that come from an API server."""
+    """Check that the log lines in docs/migration.md have the keys of real log lines.
+
+    Lines with ``event=listed`` are not compared, because the page shows lists from an API server.
+    """
     page = (test_runbook.ROOT / "docs/migration.md").read_text()
     shown = re.findall(r"^… (level=info event=(\w+) .+)$", page, re.MULTILINE)
     assert [event for _, event in shown] == ["starting", "listed", "synced"]

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.kernel]
 ARP_DEFAULTS = ("net.ipv4.conf.all.arp_ignore=0", "net.ipv4.conf.all.arp_announce=0")
 REFUSING = ("--ipvs-refuse-node-addresses",)
 MARKERS = itertools.count(100)
-"""The numbers of marker Services, each of which exists only until the next marker Service is set."""
+"""The numbers of marker Services (see ``have``). A marker Service exists only until the next marker Service replaces it."""
 Start = Callable[..., cluster.Cluster]
 
 
@@ -46,8 +46,8 @@ def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> No
     """Set the API's objects, and wait until they are programmed.
 
     ``Cluster.have`` waits for one sync with Services. The removal of an interface by an earlier test causes a sync as well.
-    Therefore, this function twice adds a marker Service and waits until the marker Service is programmed. The second sync begins
-    after the sync of the objects.
+    Therefore, this function twice adds a marker Service and waits until the marker Service is programmed. The sync of the second
+    marker begins only after the sync of the objects.
     """
     objects = [*itertools.chain.from_iterable(manifests)]
     for number in itertools.islice(MARKERS, 2):
@@ -68,7 +68,7 @@ def serving(laboratory: lab.Lab, *servers: tuple[str, str, int]) -> Iterator[Non
 
 
 def are_reachable(laboratory: lab.Lab, *addresses: str) -> bool:
-    """Whether the host and a pod reach processes on the other node at these addresses of the other node."""
+    """Whether servers on the other node, one on each of these addresses, answer the host and a pod."""
     with serving(laboratory, *(("remote", address, 7000) for address in addresses)):
         probes = [laboratory.probe(client, "TCP", address, 7000) for client in ("host", "p2") for address in addresses]
     return {one.outcome for one in probes} == {ANSWERED}
@@ -177,7 +177,7 @@ def test_k3s_servicelb_makes_other_nodes_unreachable_unless_a_workaround_is_conf
     assert laboratory.probe("client", "TCP", addresses[0], 30001).outcome == ANSWERED, "the node port is served anyway"
 
 
-def test_without_strict_arp_each_node_answers_arp_requests_for_addresses_of_load_balancers(start: Start) -> None:
+def test_each_node_answers_arp_requests_for_addresses_of_load_balancers_if_strict_arp_is_off(start: Start) -> None:
     """In layer 2 mode, MetalLB answers ARP requests itself, so MetalLB needs strict ARP. The next test is about kube-vip."""
     running = start()
     laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)

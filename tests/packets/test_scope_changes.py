@@ -87,7 +87,7 @@ PREFIX = ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefi
         pytest.param(PREFIX, id="prefix of interfaces", marks=patience.THOROUGH),
     ],
 )
-def test_second_scopes_work_with_every_method_to_recognise_local_pods(
+def test_clients_of_the_node_reach_remote_endpoints_with_every_method_to_recognise_local_pods(
     laboratory: lab.Lab, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     node = cluster.node()
@@ -107,7 +107,7 @@ def test_second_scopes_work_with_every_method_to_recognise_local_pods(
 def test_pods_outside_the_local_ranges_are_treated_as_by_kube_proxy_and_packets_of_outside_clients_are_dropped(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
-    """A node without ``podCIDRs`` and without a bridge that has a network, as with Calico's own address management."""
+    """The node has no ``podCIDRs``, and no bridge with a network, as with Calico's own address management."""
     routed = (("10.244.0.1", "/24", "/32", "10.244.0.0/24"), ("fd00:10:244::1", "/64", "/128", "fd00:10:244::/64"))
     for address, whole, alone, route in routed:
         change = (
@@ -134,7 +134,7 @@ def test_pods_outside_the_local_ranges_are_treated_as_by_kube_proxy_and_packets_
             laboratory.ip("node", f"address del {address}{alone} dev cni0", f"address add {address}{whole} dev cni0")
 
 
-def test_a_pod_of_another_node_with_an_address_in_this_nodes_pod_cidrs_counts_as_an_outside_client(
+def test_a_pod_of_another_node_counts_as_an_outside_client_even_in_the_pod_cidrs_of_this_node(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     """With Calico's own address management, a pod of another node may have an address in this node's ``spec.podCIDRs``."""
@@ -156,7 +156,7 @@ IFS= read -r -d '' text
 
 
 @pytest.mark.skipif(cluster.BACKEND is Backend.NFTABLES, reason="nf_tables has no table mangle that a kernel may lack")
-def test_on_a_kernel_without_mangle_all_clients_are_treated_as_by_kube_proxy(
+def test_all_clients_are_treated_as_with_kube_proxy_if_the_kernel_has_no_table_mangle(
     laboratory: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("iptables-restore", "ip6tables-restore"):
@@ -210,8 +210,8 @@ def test_connections_survive_a_restart_with_other_firewall_marks_and_one_without
 FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
 """A virtual server of another program. The firewall mark of this virtual server uses bits of our marks."""
 BESIDE = re.compile(r"sysctl|flow")
-"""Differences that this test ignores: a network namespace may not change the size of the connection table, and a start reads
-flows."""
+"""The kinds of differences and operations that this test ignores. A network namespace is not allowed to change the size of the
+connection table (a sysctl), and each start reads flows."""
 
 
 def test_a_reload_switches_second_scopes_off_and_on_without_a_lost_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
@@ -416,9 +416,9 @@ def marks(running: cluster.Cluster) -> list[str]:
 
 
 def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) -> None:
-    """Restart the program while a pod sends requests to the load-balancer addresses with these numbers.
+    """Restart the program while a pod sends requests to load-balancer addresses.
 
-    For each address, the caller gives the only pod that may answer.
+    For each address, the caller gives the number of the address, and the only pod that may answer.
     """
     loads = []
     with contextlib.ExitStack() as asking:

@@ -1,6 +1,6 @@
 """Every feature of the Service API, tested with packets: who answers, which source address is seen, what is refused or dropped.
 
-Each request is sent over TCP, UDP and SCTP and over IPv4 and IPv6, to one run of the program that serves all Services of this
+Each request is sent over TCP, UDP and SCTP, and over IPv4 and IPv6. A single run of the program serves all Services of this
 module. ``test_changes.py`` covers changes.
 """
 

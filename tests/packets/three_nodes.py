@@ -135,7 +135,10 @@ class Three:
             raise program.ProgramError(f"{place}: {error}\nverify: {self._verified.get(place, 'not asked')}") from error
 
     def open(self, protocol: str, family: Family, count: int, ports: Iterable[int] = ()) -> list[Connection]:
-        """Open connections from the client to the Service, from these ports if given, and check the client's address."""
+        """Open connections from the client to the Service, and check that the endpoints see the client's address.
+
+        ``ports`` are the source ports; if empty, the kernel chooses them.
+        """
         client, to = cluster.address("client", family), cluster.address("balancer 1", family)
         sources = [f"{client}#{port}" for port in ports] or [client] * count
         opened = [
@@ -145,7 +148,7 @@ class Three:
         return opened
 
     def enter_by(self, place: str, to: str = "balancer 1") -> None:
-        """Let the client's packets to a service address go to this node."""
+        """Make the client send its packets for the service address ``to`` to the node ``place``."""
         for family in Family:
             address = cluster.address(to, family)
             self.lab.ip("client", f"route replace {address}/{family.bits} via {ENTRIES[place][family is Family.IPV6]}")
@@ -215,14 +218,14 @@ class Three:
 
 
 def load_tunnels() -> None:
-    """Load the modules of tunnels; the test is skipped if the kernel has none."""
+    """Load the kernel modules for tunnels; the test is skipped if the kernel does not have them."""
     if subprocess.run(["modprobe", "--all", *TUNNEL_MODULES.values()], capture_output=True, check=False).returncode:
         pytest.skip("this kernel has no tunnels: the modules ipip and ip6_tunnel")
 
 
 @contextlib.contextmanager
 def running(directory: Path, *flags: str) -> Iterator[Three]:
-    """Three nodes in a separate lab, with a program on each; the test is skipped if the kernel has no tunnels."""
+    """Three nodes in a separate lab, each with a running ipvsproxy; the test is skipped if the kernel has no tunnels."""
     load_tunnels()
     flags = (*DIRECT, *flags)
     with lab.Lab() as laboratory:

@@ -111,7 +111,7 @@ class SimulatedNode:
         at_once(self.reconciler.putting(key, None))
 
     def observe(self, **changes: object) -> None:
-        """Read the kernel; ``changes`` replace parts of the result."""
+        """Give the reconciler the present state of the kernel, with the fields in ``changes`` replaced."""
         at_once(self.reconciler.observer.observing(dataclasses.replace(self.kernel.observe(), **changes), self.now))  # type: ignore[arg-type]  # the keys are names of fields
 
     def plan(self) -> Sequence[Operation]:

@@ -80,7 +80,7 @@ def _one_by_one(node: simulation.SimulatedNode) -> list[Operation]:
 
 
 @BINDINGS
-def test_no_binding_makes_an_address_without_a_virtual_server_local(binding: Binding) -> None:
+def test_with_either_binding_an_address_becomes_local_only_after_its_virtual_server_exists(binding: Binding) -> None:
     node = simulation.SimulatedNode(binding=binding)
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=1)
     node.put(SHOP)

@@ -33,7 +33,7 @@ def serving(count: int) -> simulation.SimulatedNode:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
-    """The number of comparisons of keys and of values."""
+    """Counts the comparisons of keys (``touch``), and the comparisons of virtual servers (``differs``)."""
     counted: collections.Counter[str] = collections.Counter()
     touch, compare = table.Table.touch, VirtualServers.differs
 

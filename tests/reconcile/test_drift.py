@@ -86,5 +86,5 @@ def test_the_same_drift_is_reported_only_once() -> None:
         ),
     ],
 )
-def test_an_object_that_drifts_is_reported_with_the_name_by_which_people_find_it(place: DriftPlace, name: str) -> None:
+def test_drift_is_reported_with_the_name_that_people_use_to_find_the_object(place: DriftPlace, name: str) -> None:
     assert str(place) == name

@@ -82,7 +82,10 @@ ALIKE = builders.frontend("203.0.113.9", 30080)
 
 
 def beside_a_virtual_server_like_its_node_port() -> simulation.SimulatedNode:
-    """A node that has programmed a node port before another program copied the virtual server to another address."""
+    """A node that has programmed a node port.
+
+    After that, another program has copied the node port's virtual server to another address.
+    """
     node = simulation.SimulatedNode()
     node.put(builders.service("web", builders.service_port(80, node_port=30080)), web("10.244.0.1")[1])
     node.sync()
@@ -191,7 +194,10 @@ def test_a_virtual_server_missing_in_an_audit_counts_as_gone_unless_it_was_writt
 
 
 def test_a_failed_change_during_an_audit_does_not_make_its_virtual_server_count_as_gone() -> None:
-    """The part of the audit with this virtual server may have been read while another program replaced the virtual server."""
+    """The audit does not see the virtual server, although it exists.
+
+    Another program replaces the virtual server while the audit reads that part of the table.
+    """
     node = running("10.244.0.1")
     node.reconciler.observer.begin_audit()
     node.kernel.fail(lambda operation: isinstance(operation.item, RealServers))

@@ -5,7 +5,7 @@ import math
 from ipvsproxy.reconcile.attempts import ADDED_S, FEWEST_KEPT, KEPT_S, MOST_KEPT, WALKED, Pace
 
 
-def test_if_nothing_was_added_recently_the_largest_number_of_removals_is_allowed() -> None:
+def test_the_largest_number_of_removals_is_allowed_if_no_real_server_was_added_recently() -> None:
     assert Pace().room(5) == MOST_KEPT
 
 

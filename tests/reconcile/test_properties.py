@@ -383,7 +383,7 @@ def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]])
     data=st.data(),
 )
 @hypothesis.settings(max_examples=150 if patience.IS_THOROUGH else 80, deadline=None)
-def test_whatever_the_order_of_changes_the_tables_hold_the_last_desired_states(
+def test_the_tables_hold_the_last_desired_states_whatever_the_order_of_the_changes(
     history: list[tuple[str, Service | None, EndpointSlice | None]], data: st.DataObject
 ) -> None:
     last = {name: (name, service, slices) for name, service, slices in history}

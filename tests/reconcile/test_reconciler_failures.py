@@ -55,7 +55,7 @@ def test_a_failing_operation_is_retried_after_growing_delays_and_does_not_delay_
     assert Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)) in node.sync()
 
 
-def test_an_operation_on_rules_that_is_still_running_is_retried_when_it_has_ended() -> None:
+def test_an_operation_on_rules_is_retried_only_after_its_running_attempt_has_ended() -> None:
     reconciler = Reconciler(Policy())
     for family in Family:
         reconciler.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
@@ -68,7 +68,7 @@ def test_an_operation_on_rules_that_is_still_running_is_retried_when_it_has_ende
     assert reconciler.pending == 0
 
 
-def test_failed_cleanings_of_different_flows_are_delayed_independently() -> None:
+def test_a_failed_cleaning_of_one_flow_does_not_delay_the_cleaning_of_another_flow() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, FlowCleaning), times=100)
     _, slices = dns("10.244.0.1")
@@ -121,7 +121,7 @@ def test_an_operation_that_succeeds_after_a_failure_does_not_wake_the_loop() -> 
     assert node.reconciler.next_s() is None
 
 
-def test_real_servers_wait_until_their_virtual_server_can_be_added_and_are_added_with_it() -> None:
+def test_real_servers_are_added_together_with_their_virtual_server_when_the_kernel_accepts_it() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=2)
     node.put(*web("10.244.0.1"))

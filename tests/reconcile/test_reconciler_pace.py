@@ -73,7 +73,7 @@ def test_real_servers_are_removed_at_once_if_clients_would_reach_them_even_with_
     assert weights(node) == [1] * 10
 
 
-def test_a_plan_limited_to_additions_leaves_the_allowed_removals_to_later_plans() -> None:
+def test_a_plan_with_only_additions_does_not_use_up_the_allowed_removals() -> None:
     node = after_replacement()
     node.now += 2 * attempts.KEPT_S
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""When a failed operation may be tried again. The tests choose the times freely."""
+"""Covers when a failed operation may be tried again. The tests choose the times freely."""
 
 from ipvsproxy.model.kernel import Device
 from ipvsproxy.model.plan import Operation, Verb
@@ -49,7 +49,7 @@ def test_an_object_without_an_operation_does_not_wake_the_loop() -> None:
     assert len(retries) == 1
 
 
-def test_an_unfinished_operation_does_not_count_as_failed_and_is_tried_again_after_its_end() -> None:
+def test_a_running_operation_does_not_count_as_failed_and_is_retried_only_after_it_has_ended() -> None:
     retries = Retries()
     retries.fail(("rules", 4), "wish", 0)
     retries.fail(("rules", 4), "wish", 1, is_running=True)
@@ -86,7 +86,7 @@ def test_real_servers_do_not_wait_for_virtual_server_settings_that_could_not_be_
     assert retries.due([change, addition], IDENTITY, 0) == [addition]
 
 
-def test_failures_to_add_all_real_servers_of_a_new_virtual_server_are_counted_together() -> None:
+def test_a_new_virtual_server_has_one_failure_count_for_the_addition_of_all_its_real_servers() -> None:
     keys = [builders.frontend("10.96.0.1", port) for port in (80, 81)]
     weights = [EvenWeights.of([builders.backend(address)]) for address in ("10.244.0.1", "10.244.0.2")]
     identities = {IDENTITY(Operation(Verb.ADD, RealServers(key, one))) for key in keys for one in weights}

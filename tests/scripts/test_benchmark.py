@@ -193,7 +193,7 @@ def test_each_figure_of_a_change_is_printed_beside_the_figure_of_its_replay() ->
     assert rows["processor s for 1,000 of churn: replay"] == pytest.approx(0.15)
 
 
-def test_a_start_is_also_reported_as_services_per_second() -> None:
+def test_the_report_of_a_start_also_has_the_number_of_services_per_second() -> None:
     (case,) = (case for case in cases.all_cases(quick=False) if case.name == "figures start 50000x1")
     cold = {"wall_s": 10.0, "cpu_s": 8.0, "resident_mb": 150, "failed": 0, "pending": 0, "counts": {}}
     replay = {"wall_s": 2.5, "addresses": 2.0}

@@ -89,7 +89,7 @@ async def test_a_measured_process_that_ends_between_two_readings_is_reported_wit
             await proxy.scrape()
 
 
-def test_waiting_for_a_process_that_programs_nothing_has_a_time_limit(
+def test_the_benchmark_stops_waiting_for_a_process_that_programs_nothing(
     places: outside.Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outside, "LONGEST_S", 0.2)

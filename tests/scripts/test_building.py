@@ -255,7 +255,7 @@ def test_an_outdated_kernel_is_refused_if_it_can_be_built_again(machine: Machine
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="scripts/setup needs root if a package is missing")
-def test_setup_with_the_packages_only_option_builds_no_kernel(tmp_path: pathlib.Path) -> None:
+def test_setup_builds_no_kernel_if_it_installs_only_packages(tmp_path: pathlib.Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "bin").mkdir()
     shutil.copy(building.__file__.replace("kernels/building.py", "setup"), tmp_path / "scripts")

@@ -1,4 +1,4 @@
-"""``scripts/conformance`` with stand-ins for ``e2e.test`` and ``ginkgo``, which write reports as Ginkgo 2 does."""
+"""Tests ``scripts/conformance`` with stand-ins for ``e2e.test`` and ``ginkgo``. The stand-ins write reports as Ginkgo 2 does."""
 
 import json
 import pathlib
@@ -67,7 +67,7 @@ def run(programs: pathlib.Path, *arguments: str, **environment: str) -> subproce
     return subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "", **environment})
 
 
-def test_parallel_and_serial_tests_run_and_the_tests_of_each_status_are_counted(programs: pathlib.Path) -> None:
+def test_the_results_of_the_parallel_and_the_serial_tests_are_counted_by_status(programs: pathlib.Path) -> None:
     done = run(programs, "--name", "kube-proxy", "--processes", "7")
     assert re.search(r"passed +2\n +failed +1\n +skipped +1\n", done.stdout), done.stdout
     assert "failed: [sig-network] Services should fallback to local terminating endpoints" in done.stdout

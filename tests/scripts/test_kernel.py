@@ -123,7 +123,7 @@ def test_a_missing_command_is_reported_with_the_exit_status_of_a_shell(launcher:
     assert b"no-such-command: not found" in ended.stderr
 
 
-def test_the_time_limit_ends_all_processes_of_the_guest_and_is_reported(launcher: list[str], place: pathlib.Path) -> None:
+def test_a_command_that_exceeds_the_time_limit_is_stopped_and_reported(launcher: list[str], place: pathlib.Path) -> None:
     ended = run(launcher, "sleep 300", place, "--timeout", "1")
     assert ended.returncode == 124
     assert ended.stderr == b"scripts/kernel: stopped: not finished after 1 s\n"
@@ -152,7 +152,7 @@ def test_a_kernel_panic_is_reported_in_one_line_with_a_separate_exit_status(kind
     assert ended.stderr.decode() == f"scripts/kernel: {name} died: Kernel panic - not syncing: sysrq triggered crash\n"
 
 
-def test_a_working_directory_that_the_guest_would_hide_is_refused() -> None:
+def test_the_working_directory_tmp_is_refused_because_the_guest_would_hide_it() -> None:
     ended = run([str(SCRIPT)], "true", pathlib.Path("/tmp"))  # noqa: S108 - the test needs the directory /tmp itself
     assert ended.returncode == 125
     assert b"the working directory cannot be /tmp itself" in ended.stderr
@@ -207,7 +207,8 @@ def test_a_memory_size_without_a_unit_is_refused(kind: str, place: pathlib.Path)
     assert ended.stderr == b"scripts/kernel: --memory 1024: must be a number followed by K, M or G\n"
 
 
-# Writes an IPv4 and an IPv6 rule, then prints the variant and the legacy tables; with the nft variant, there is no legacy table.
+# Writes an IPv4 and an IPv6 rule. Then prints the variant of iptables, and the names of the legacy IPv4 tables; the nft variant
+# has no legacy tables.
 WRITE_RULES = """
     set -e
     iptables -t nat -A POSTROUTING -m comment --comment "a word" -j MASQUERADE

@@ -28,7 +28,7 @@ def test_kube_proxy_is_found_by_path_and_by_name(program: pathlib.Path, monkeypa
     assert kube_proxy.find("", directory=program.parent) == ""
 
 
-def test_a_kube_proxy_in_a_directory_that_is_empty_on_the_test_kernel_is_refused(
+def test_a_kube_proxy_is_refused_if_its_directory_is_empty_on_the_test_kernel(
     program: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = tmp_path_factory.mktemp("elsewhere") / "kube-proxy"

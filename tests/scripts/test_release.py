@@ -203,7 +203,7 @@ def test_two_clones_write_the_same_sbom(origin: pathlib.Path, tmp_path: pathlib.
     assert not {"pip", "setuptools", "pytest"} & names
 
 
-def test_the_printed_commands_sign_an_image_that_is_built_by_podman(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_printed_commands_build_an_image_with_podman_and_sign_the_image(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
     folder, tools = clone(origin, tmp_path / "one"), tmp_path / "tools"
     tools.mkdir()
     note = f'#!/bin/sh\necho "$(basename "$0") $*" >>{tmp_path}/calls\n'

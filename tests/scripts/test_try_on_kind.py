@@ -48,7 +48,10 @@ pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl
 
 
 class Trial:
-    """A run of the script with stand-ins in a folder. A stand-in fails if its command line contains ``failing``."""
+    """One run of ``scripts/try-on-kind``, with stand-ins for kubectl and for the given ``tools``.
+
+    The stand-ins record their calls in ``folder``. A stand-in fails if its command line contains ``failing``.
+    """
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ def test_the_trial_on_kind_uses_the_loaded_image_although_the_manifests_name_a_r
     assert "registry.example.com" in base.read_text(), "the repository's own manifests stay"
 
 
-def test_the_trial_on_kind_loads_the_image_before_it_applies_manifests_and_then_checks_every_node(tmp_path: pathlib.Path) -> None:
+def test_the_trial_on_kind_loads_the_image_then_applies_manifests_then_checks_every_node(tmp_path: pathlib.Path) -> None:
     trial = Trial(tmp_path)
     order = [f"docker build -t {IMAGE}", "kind load image-archive", "kubectl --context kind-ipvsproxy apply -k"]
     order += [f"kubectl --context kind-ipvsproxy -n kube-system exec pod/ipvsproxy-{node} " for node in "ab"]
@@ -161,7 +164,7 @@ def test_a_failed_command_ends_the_script_with_status_1_and_the_cluster_stays(
     assert trial.called("kubectl --context kind-ipvsproxy logs") is ("not ready" in said)
 
 
-def test_for_the_migration_the_cluster_runs_kube_proxy_in_ipvs_mode_and_only_our_image_is_loaded(tmp_path: pathlib.Path) -> None:
+def test_the_migration_option_starts_kube_proxy_in_ipvs_mode_and_only_loads_our_image(tmp_path: pathlib.Path) -> None:
     trial = Trial(tmp_path, "--migration")
     assert trial.status == 0
     assert trial.read("cluster.yaml")[0]["networking"]["kubeProxyMode"] == "ipvs"

@@ -33,7 +33,7 @@ def _slice(address: str = TAKEN, node: str = OTHER_NODE, suffix: str = "1") -> A
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_endpoint_shows_which_node_has_a_services_address_whichever_object_arrives_first(first: int) -> None:
+def test_a_service_address_is_known_as_a_nodes_address_whether_slice_or_service_arrives_first(first: int) -> None:
     objects = [_service(TAKEN, "203.0.113.9"), _slice()]
     store = _store(objects[first])
     assert _others(store) == {}

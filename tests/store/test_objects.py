@@ -66,7 +66,7 @@ def with_service(item: EndpointSlice, name: str | None) -> EndpointSlice:
     return msgspec.structs.replace(item, service=ServiceName("default", name) if name else None)
 
 
-def test_all_api_servers_that_a_source_has_found_are_kept(store: Store) -> None:
+def test_the_store_keeps_known_api_servers_when_a_source_finds_others(store: Store) -> None:
     one, two = (frozenset([builders.backend(address, 6443)]) for address in ("192.0.2.1", "192.0.2.2"))
     for found in (one, two):
         store.deliver([ApiServersFound(found)], 1)
@@ -321,7 +321,7 @@ def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
     return store, services
 
 
-def test_if_a_list_lacks_most_services_no_service_is_removed_until_another_list_confirms_the_first() -> None:
+def test_no_service_is_removed_if_a_list_lacks_most_services_until_another_list_confirms_it() -> None:
     store, services = guarded_store(20)
     store.deliver([listed(*services[:5])], 10)
     assert len(store.services) == 20
@@ -398,7 +398,7 @@ def test_a_list_that_ends_before_it_is_complete_does_not_affect_the_next_list() 
     assert (store.take(), dict(store.doubts)) == (Changes(), {})
 
 
-def test_no_confirmation_is_needed_if_a_list_empties_few_endpoint_slices_or_if_a_watch_empties_all_of_them() -> None:
+def test_emptied_endpoint_slices_need_confirmation_only_if_a_list_empties_many_of_them() -> None:
     store, _ = guarded_store(20)
     rest = [item for name in store.services for item in store.slices_of(name)][5:]
     deliver_list(store, *emptied(5), *rest, now=10)
@@ -526,7 +526,7 @@ def test_packets_from_the_tunnel_of_a_leaving_node_are_accepted_only_if_that_nod
     assert store.tunnels[1] == {*OTHER.addresses}
 
 
-def test_changed_tunnels_of_a_node_affect_only_services_with_direct_return_and_endpoints_on_the_node(store: Store) -> None:
+def test_a_change_of_a_tunnel_touches_only_direct_return_services_with_an_endpoint_on_its_node(store: Store) -> None:
     asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
 
     def touched(*nodes: str) -> set[str]:

@@ -186,7 +186,10 @@ class ApiServer:
         self.end_watches(resource)
 
     def restore(self, backup: api_store.Store) -> None:
-        """Return the store to an earlier state and revision. All watches are disconnected, as after a restart of the server."""
+        """Replace the store by a backup, which has an earlier state and revision.
+
+        All watches are disconnected, as after a restart of the server.
+        """
         self.store = backup
         for resource in RESOURCES:
             self.cut_watches(resource)
@@ -297,7 +300,7 @@ class ApiServer:
         ):  # with a limit, the request asks for exactly this version
             raise StatusError(410, "Expired", f"The resourceVersion for the provided list is too old: {version}")
         if version == "0":
-            limit = 0  # the watch cache has no pages
+            limit = 0  # the watch cache does not divide lists into pages
         page = self.store.page(
             resource,
             lambda item: is_selected(item) and namespace in {"", item["metadata"].get("namespace")},

@@ -268,7 +268,10 @@ class Cluster:
         return ipvs_table().get((protocol, address, port), {})
 
     def local_addresses(self, *ways: Binding) -> set[str]:
-        """The Service addresses that are local on the node by one of these bindings; without ``ways``, by either binding."""
+        """The Service addresses that one of the bindings ``ways`` has made local on the node.
+
+        Without ``ways``, both bindings count.
+        """
         found: set[str] = set()
         if Binding.ADDRESSES in (ways or Binding):
             listing = json.loads(self.lab.run("node", "ip", "-json", "address", "show") or "[]")

@@ -170,7 +170,7 @@ class FakeKernel:
     ) -> Iterator[Observation]:
         """Like ``observe``, but in steps; virtual servers are included only if ``whole`` is true.
 
-        With ``thorough``, the result has no virtual servers that are absent in the kernel.
+        A virtual server that the kernel no longer has gets the value None; with ``thorough``, the result leaves it out.
         """
         if thorough:
             self.audits += 1

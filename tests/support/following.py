@@ -122,7 +122,7 @@ async def following(
 
 
 async def web_arrives(server: ApiServer, directory: pathlib.Path, **user: Any) -> None:
-    """Follow a server that has the Service web, until the Service has arrived."""
+    """Put the Service ``web`` on an API server, and follow the server until the Service has arrived."""
     server.put(SERVICES, service("web"))
     async with following(server, directory, **user) as running:
         await running.sink.until(running.sink.has("web"))

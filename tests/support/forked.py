@@ -79,8 +79,8 @@ def _run(
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)
     log.close()
-    # The inherited objects for stdout and stderr would still assume the former kind of file, perhaps a regular file instead of a
-    # pipe.
+    # The inherited ``sys.stdout`` and ``sys.stderr`` would still treat the descriptors as the former kind of file, for example as
+    # regular files although they are now pipes.
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     os.environ.clear()
     os.environ.update(environment)

@@ -1,8 +1,8 @@
 """The golden scenarios as directories of manifests, phase by phase.
 
-A recording started with the objects of all documents without a phase. The documents of each phase were then applied through a
-real API server. Like a real API server, this module adds the Service ``default/kubernetes``. If a *put* lacks a field that only
-the server or the status subresource may change, the field keeps its value.
+Each recording began with the objects of all YAML documents that name no phase. The documents of each phase were then applied
+through a real API server. Like a real API server, this module adds the Service ``default/kubernetes``. If a *put* lacks a field
+that only the server or the status subresource may change, the field keeps its value.
 """
 
 import dataclasses
@@ -157,5 +157,8 @@ def is_accepted(file: str, section: str, row: str) -> bool:
 
 
 def unaccepted(differences: Mapping[str, Iterable[tuple[Any, ...]]], phase: str = INITIAL) -> list[tuple[Any, ...]]:
-    """The rows of ``golden_state.differences`` that may not differ: section, row, kind, recorded value, observed value."""
+    """The rows of ``golden_state.differences`` that ``accepted.txt`` does not allow.
+
+    Each row has a section, a row, a kind, the recorded value and the observed value.
+    """
     return [(part, *row) for part, rows in differences.items() for row in rows if not is_accepted(phase, part, row[0])]

@@ -1,7 +1,6 @@
 """Reads the program's HTTP answers in the form in which kube-proxy's answers were recorded.
 
 The answers are those of health, health-check node ports and metrics.
-
 """
 
 import email.message
@@ -22,7 +21,10 @@ _PORTS = {"healthz": 10256, "metrics": 10249}
 
 
 def read_answers(recorded: Mapping[str, Any]) -> State:
-    """The sections listed in ``SECTIONS``, requested from this namespace, with the ports and values of the recording."""
+    """The program's HTTP answers by section (``SECTIONS``), requested from this network namespace.
+
+    ``recorded`` determines which ports are asked, and which metrics have a value in the result.
+    """
     with_value = {row for row, metric in recorded["metrics"].items() if "value" in metric}
     return {
         "health": {row: _read_health(row) for row in recorded["health"]},

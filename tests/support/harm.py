@@ -14,7 +14,10 @@ def flush_set(name: str, backend: Backend = cluster.BACKEND) -> tuple[str, ...]:
 
 
 def remove_entry(name: str, entry: str, backend: Backend = cluster.BACKEND) -> tuple[str, ...]:
-    """The command that removes an entry of a set. The entry is written as ipset prints it, without a mark."""
+    """The command that removes an entry of a set.
+
+    ``entry`` is written as ipset prints it, but without the packet mark (``skbmark``).
+    """
     if backend is Backend.NFTABLES:
         return ("nft", "delete", "element", *_TABLE, name, f"{{ {entry.replace(',', ' . ').replace(':', ' . ')} }}")
     return ("ipset", "del", name, entry)

@@ -1,4 +1,4 @@
-"""Runs the program in another network namespace, with the command ``python -m tests.support.in_namespace PATH FLAG...``.
+"""Runs the program in the network namespace at PATH. Usage: ``python -m tests.support.in_namespace PATH FLAG...``.
 
 ``/sys`` shows the interfaces of the namespace in which ``/sys`` was mounted, so this process mounts its own ``/sys``.
 """

@@ -64,7 +64,10 @@ class LabError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """A request that is sent ``count`` times at once. ``src`` is the source address; None lets the kernel choose it."""
+    """A request.
+
+    ``count`` copies of the request are sent at the same time. ``src`` is the source address; None lets the kernel choose it.
+    """
 
     from_: str
     protocol: str
@@ -310,7 +313,7 @@ class Lab:
                 raise LabError(f"the lab is not connected: {list(zip(probes, self.probe_all(probes), strict=True))}")
 
     def add_pod(self, name: str, number: str) -> None:
-        """Start a pod on the node with the addresses 10.244.0.<number> and fd00:10:244::<number>."""
+        """Start a pod on the node. The pod has the addresses 10.244.0.<number> and fd00:10:244::<number>."""
         path = self._namespace(name)
         self._pods.append(name)
         # Hairpin mode is on, as with hairpinMode of the bridge CNI plugin: if a pod sends packets to itself through a Service,

@@ -121,7 +121,7 @@ class Namespaces:
 
 @contextlib.asynccontextmanager
 async def _timeout(seconds: float) -> AsyncIterator[None]:
-    """Like ``asyncio.timeout``, but measured in iterations of the event loop.
+    """Like ``asyncio.timeout``, but counts iterations of the event loop instead of measuring time.
 
     While the machine runs other programs, the timeout advances by at most one iteration.
     """
@@ -187,7 +187,7 @@ class DatagramServer(asyncio.DatagramProtocol):
 
 
 class Agent:
-    """The requests by name: each public method implements the request of the same name.
+    """Answers the requests of tests. Each public method implements the request of the same name.
 
     Each client gets the next port number; ``clients`` counts the clients of earlier agents on this kernel. If ports were random,
     IPVS or connection tracking might still know an old connection from the same port. An old connection would lead the client to

@@ -1,4 +1,4 @@
-"""An address for servers that need a port before they listen."""
+"""A loopback address and free ports, for servers whose port must be known before they listen."""
 
 import contextlib
 import os

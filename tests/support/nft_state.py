@@ -1,4 +1,7 @@
-"""Reads our table of nftables as if it were sets of ipset and rules of iptables; the result has the form of the recordings.
+"""Reads our table of nftables, and returns it as sets of ipset and rules of iptables.
+
+The result has the form of the recordings of kube-proxy.
+
 
 The table is read with the program ``nft``, never with ipvsproxy's drivers. The text of a rule is its comment, except for the
 longest rules. Packet tests check that the expressions of a rule do what its text says, and ``Expressions`` checks that the

@@ -156,8 +156,8 @@ def _is_nat_in_inet(whole: bytes) -> bool:
 def _refused_transaction(messages: Sequence[bytes]) -> list[bytes]:
     """The answers to a transaction with a chain that cannot exist, namely ENOENT for the chain and for each rule in it.
 
-    The function nf_tables_chain_type_lookup in net/netfilter/nf_tables_api.c finds no type. The function nfnetlink_rcv_batch
-    continues to the end, reports all errors, and applies nothing.
+    In an old kernel, the function nf_tables_chain_type_lookup in net/netfilter/nf_tables_api.c finds no type for the chain. The
+    function nfnetlink_rcv_batch continues to the end, reports all errors, and applies nothing.
     """
     refused: set[str] = set()
     answers = []
@@ -175,7 +175,10 @@ def _refused_transaction(messages: Sequence[bytes]) -> list[bytes]:
 
 
 def sockets(kernel: OldKernel, make: Callable[..., socket.socket] = socket.socket) -> types.SimpleNamespace:
-    """The names of the module ``socket`` that ``ipvsproxy.kernel.base.netlink`` uses, with the sockets of an old kernel."""
+    """A substitute for the module ``socket``.
+
+    Its sockets give the answers of an old kernel; all its other names are those of the module.
+    """
     names = {name: getattr(socket, name) for name in dir(socket)}
     return types.SimpleNamespace(**{**names, "socket": lambda *arguments: OldSocket(make(*arguments), kernel)})
 

@@ -55,7 +55,11 @@ class Pod(NamedTuple):
 
 
 class KubeProxy(NamedTuple):
-    """The DaemonSet ``kube-proxy``: whether its program is ipvsproxy, and the node labels ``service-proxy`` that it avoids."""
+    """The DaemonSet ``kube-proxy``.
+
+    ``is_ours`` means that its program is ipvsproxy. If a node's label ``service-proxy`` has a value in ``avoided``, the DaemonSet
+    runs no pod on the node.
+    """
 
     is_ours: bool = False
     avoided: tuple[str, ...] = ()

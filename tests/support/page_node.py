@@ -1,4 +1,7 @@
-"""A node with an in-memory kernel and its web page: counters that grow by themselves, and a real HTTP server."""
+"""A node with an in-memory kernel and its web page.
+
+The traffic counters grow with time, and a real HTTP server can serve the page.
+"""
 
 import asyncio
 import contextlib

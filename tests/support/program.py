@@ -24,9 +24,10 @@ OTHER_VERSION = os.environ.get("IPVSPROXY_TEST_PROGRAM", "")
 """A folder with another version of ipvsproxy, which is then the program under test; empty if the version in this repository is
 tested."""
 FORKS = not OLD_KERNEL and not OTHER_VERSION
-"""Whether the program under test runs as a fork; forks can run only the version that they have imported."""
+"""Whether the program under test runs as a fork of the test process. A fork can run only the version that the test process has
+imported."""
 PYTHON = (sys.executable, "-P") if OTHER_VERSION else (sys.executable,)
-"""The command for Python; in the ``python_environment``, Python imports the version under test."""
+"""The command that starts Python; with the variables of ``python_environment``, Python imports the version under test."""
 
 
 AnyProcess = forked.Forked | subprocess.Popen[bytes]

@@ -60,7 +60,7 @@ def metrics(page: str) -> str:
 
 
 def compatibility(page: str) -> str:
-    """The text of docs/compatibility.md, with rows for all flags with their fields, and for all metrics."""
+    """The text of docs/compatibility.md, with one row for each option (its flag and its field) and one row for each metric."""
     options = [option for group in catalogue.OPTIONS.values() for option in group]
     names = sorted({one.name for one in (*declared(), *series(page))})
     text = (DOCS / "compatibility.md").read_text()

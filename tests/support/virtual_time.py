@@ -33,7 +33,7 @@ class _Jump(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The time of the loop begins at ``BEGIN_S``, in seconds."""
+    """An event loop whose clock starts at ``BEGIN_S`` seconds, and jumps ahead instead of waiting."""
 
     def __init__(self) -> None:
         self._jump = _Jump()

@@ -26,7 +26,7 @@ NAMES = [
     *("kube-router.io/service.scheduler", "kube-router.io/service.schedflags", "kube-router.io/service.skiplbips"),
     *(one.whole for one in Annotation),
 ]
-"""The names of labels and annotations that are read."""
+"""The names of the labels and annotations that ipvsproxy reads."""
 _NUMBERS = st.integers(-1, 70000) | st.integers(-(2**63), 2**63)
 _PLAIN = {str: _TEXTS, int: _NUMBERS, bool: st.booleans(), types.NoneType: st.none()}
 

@@ -43,7 +43,7 @@ def test_without_scopes_no_rule_reads_or_writes_the_mark_of_a_packet(family: Fam
         assert not isinstance(rule.target, SetMark | InvertMark)
 
 
-def test_rules_before_ipvs_accept_connections_to_service_addresses_and_do_nothing_else() -> None:
+def test_the_chain_before_ipvs_only_accepts_connections_to_service_addresses() -> None:
     assert reading.outline(reading.skeleton_of(settings=BY_CLUSTER), "nat", "KUBE-SERVICES") == [
         ("", "RETURN"),
         ("KUBE-LOAD-BALANCER", "ACCEPT"),

@@ -1,7 +1,6 @@
 """Covers the second scope of external addresses (``--ipvs-traffic-scopes=api``).
 
 The tests show when a Service gets the scope, the scope's rules, and the path of a connection through the rules.
-
 """
 
 import dataclasses
@@ -48,13 +47,13 @@ def _chains(settings: Settings, occupied: AbstractSet[SetKind] = OCCUPIED, **vie
     return {key.chain: list(texts(skeleton, *key)) for key in SCOPE_CHAINS}
 
 
-def test_a_second_scope_has_all_endpoints_for_every_external_address_of_a_port() -> None:
+def test_the_second_scope_of_a_port_leads_all_its_external_addresses_to_all_its_endpoints() -> None:
     (scope,) = _shop("10.244.0.5", "10.244.1.5").rare.scopes
     assert {str(key) for key in scope.virtual_servers} == {f"TCP {BALANCER}:80", f"TCP {builders.NODE_ADDRESS}:30080"}
     assert {str(one) for one in scope.weights} == {"10.244.0.5:8080", "10.244.1.5:8080"}
 
 
-def test_addresses_without_a_local_endpoint_are_in_the_set_that_shuts_out_outside_clients() -> None:
+def test_an_address_is_in_the_no_local_set_only_if_it_has_endpoints_but_no_local_endpoint() -> None:
     assert members(SetKind.NO_LOCAL, _shop("10.244.1.5")) == {f"{BALANCER},tcp:80", f"{builders.NODE_ADDRESS},tcp:30080"}
     assert members(SetKind.NO_LOCAL, _shop("10.244.0.5", "10.244.1.5")) == set()
     assert members(SetKind.NO_LOCAL, _shop()) == set()
@@ -99,7 +98,7 @@ def test_no_client_is_dropped_if_the_rules_cannot_recognise_pods() -> None:
     assert _chains(dataclasses.replace(API, cluster_networks=()))["KUBE-IPVSPROXY-ARRIVAL"] == []
 
 
-def test_without_a_range_of_local_pods_no_pod_gets_a_mark_and_no_pod_is_dropped() -> None:
+def test_packets_of_pods_are_neither_marked_nor_dropped_if_the_range_of_local_pods_is_unknown() -> None:
     """An address that may belong to a pod of another node is treated like a client outside the cluster.
 
     Packets from such an address are nevertheless not dropped, because the address may also belong to a local pod.
@@ -227,7 +226,7 @@ LOCAL_A, LOCAL_B = ({f"{HERE}:{port}"} for port in (8080, 9090))
         ),
     ],
 )
-def test_an_address_and_port_that_a_service_uses_twice_has_one_role_and_at_most_one_second_scope(
+def test_a_frontend_that_a_service_uses_twice_has_one_role_and_at_most_one_second_scope(
     addresses: dict[str, list[str]], role: str, contested: dict[tuple[str, int], set[str]], *, reverse: bool
 ) -> None:
     """Port 80 has the node port 30080.

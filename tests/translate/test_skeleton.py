@@ -166,7 +166,7 @@ def test_the_pod_ranges_of_the_node_are_used_only_if_local_pods_are_recognised_b
     assert _masquerade(by_cluster, view=before) == _masquerade(by_cluster, view=after)
 
 
-def test_a_load_balancer_address_that_this_node_may_not_use_adds_a_rule_only_in_its_family() -> None:
+def test_a_load_balancer_address_adds_a_rule_of_its_own_family_if_this_node_may_not_use_it() -> None:
     service = builders.service(
         cluster=["10.96.0.10", "fd00:10:96::10"],
         kind=ServiceType.LOAD_BALANCER,
@@ -182,7 +182,7 @@ def test_a_load_balancer_address_that_this_node_may_not_use_adds_a_rule_only_in_
     ]
 
 
-def test_if_a_refused_address_has_a_route_this_host_cannot_connect_to_it_from_any_source_address() -> None:
+def test_this_host_cannot_connect_to_a_refused_address_from_any_source_if_the_address_has_a_route() -> None:
     routed, bound = builders.frontend("2001:db8::10", 80), builders.frontend("2001:db8::11", 80)
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(), [bound, routed], routed=frozenset({routed}))
     assert set(reading.texts(skeleton, "filter", "KUBE-IPVS-OUT-FILTER")) == {

@@ -18,7 +18,7 @@ def _values(kernel_version: tuple[int, int] = MODERN, *, strict_arp: bool = Fals
     return {item.path: item.value for item in ipvs_sysctls(kernel_version, strict_arp=strict_arp)}
 
 
-def test_ipvs_with_masquerading_needs_conntrack_forwarding_and_immediate_expiry() -> None:
+def test_the_needed_kernel_settings_turn_on_conntrack_and_forwarding_and_immediate_expiry() -> None:
     assert _values() == {
         "net/ipv4/vs/conntrack": "1",
         "net/ipv4/vs/expire_nodest_conn": "1",
@@ -54,7 +54,7 @@ def test_with_strict_arp_an_interface_only_answers_arp_requests_for_its_own_addr
         (65536, 2000000, 64, 1048576),
     ],
 )
-def test_the_conntrack_maximum_grows_with_the_number_of_processors_between_a_minimum_and_a_ceiling(
+def test_the_conntrack_maximum_grows_from_a_minimum_to_a_ceiling_with_the_number_of_processors(
     per_core: int, minimum: int, processors: int, maximum: int
 ) -> None:
     settings = conntrack_sysctls(ConntrackChoices(max_per_core=per_core, minimum=minimum), processors)

@@ -78,7 +78,7 @@ def test_node_ports_answer_on_the_usable_addresses_of_every_interface_except_our
 
 
 @pytest.mark.checklist(10)
-def test_an_address_of_a_network_card_counts_although_our_device_has_it_too() -> None:
+def test_an_address_of_another_interface_serves_node_ports_even_if_our_device_also_has_it() -> None:
     view = builders.node_view({"eth0": ["2001:db8::1"], DEVICE: ["2001:db8::1"]})
     assert view.node_port_addresses[Family.IPV6] == builders.addresses("2001:db8::1")
     assert parse_address("2001:db8::1") in view.elsewhere

@@ -227,7 +227,7 @@ def test_the_page_explains_a_service_with_source_ranges_a_second_scope_and_direc
 
 
 def test_the_page_reports_a_service_that_does_not_exist(browser: Browser, node: Running) -> None:
-    page = browser.new_page()  # `looking` would fail the test, because the browser logs status 404
+    page = browser.new_page()  # not with the fixture `looking`, which fails the test if the browser logs a status such as 404
     for name in ("shop/nothing", "shop/web%E0%A4%A"):
         page.goto(f"{node.url}#/service/{name}")
         expect(page.get_by_role("alert")).to_contain_text(f"there is no Service {name}")

@@ -34,7 +34,7 @@ OK_PAGE = Answer(OK, b"ok", TEXT)
 PING_PAGE = Answer(OK, b"[+]ping ok\nhealthz check passed\n", TEXT)
 """The answer of the metrics server to ``/healthz?verbose``, with the name of the server's only check."""
 METHOD_PAGE = Answer(NOT_ACCEPTABLE, b"unsupported http method\n", TEXT)
-"""The answer to any other method at a path that supports only PUT; kube-proxy has the same HTTP status."""
+"""The answer to a method other than PUT at a path that supports only PUT. kube-proxy answers with the same HTTP status."""
 NOT_FOR_MACHINES = "Warning: for people who debug; no program should rely on how this looks."
 MODE_PAGE = Answer(OK, b"ipvs", TEXT)
 UI = "/ui/"

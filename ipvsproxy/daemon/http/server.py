@@ -3,9 +3,9 @@
 Rule 1: each server limits the number of connections, the size of headers, and the time for sending a request and reading the
 answer. The server does not wait for request bodies, except for the first bytes of a PUT.
 Rule 2: when the maximum number of connections is reached, a new connection replaces the connection that has been idle for the
-longest time. Because of this replacement, a client with many connections cannot prevent other clients from connecting. A new
-connection is accepted only if the limit on connections allows another connection. Connections that have no file descriptor yet
-wait in the kernel's queue.
+longest time. Because of this replacement, a client with many connections cannot prevent other clients from connecting. The new
+connection is accepted only when the number of connections is below the maximum again. Connections that have no file descriptor
+yet wait in the kernel's queue.
 """
 
 import asyncio
@@ -216,7 +216,7 @@ async def _answer(handler: Handler, request: web.BaseRequest) -> web.StreamRespo
 
 
 async def _first_bytes(request: web.BaseRequest) -> bytes:
-    """The first bytes of the request body, as far as they arrive without waiting.
+    """The part of the request body that arrives first, at most ``BODY_BYTES``.
 
     If the body is incomplete or malformed, the request is answered with status 400, because the client is at fault.
     """

@@ -42,7 +42,7 @@ FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system
 SERVICES_AT_ONCE = 250
 """The number of Services in a batch. Each batch is translated, planned, applied and settled as a whole."""
 REST_FACTOR = 4
-"""The pause after a sync, as a multiple of its duration, so that many changes in a row share the fixed cost of a sync."""
+"""The pause after a sync, as a multiple of the sync's duration. Changes during the pause share the fixed cost of one sync."""
 LONGEST_REST_S = 0.05
 ERRORS_SHOWN = 5
 """The largest number of failures of one sync that are logged in full."""
@@ -85,7 +85,7 @@ class Engine:
     def changed(self, now: float) -> None:
         """Called when the store has changed.
 
-        The caller passes the time ``now`` of ``clock``, because reading a clock costs a system call.
+        ``now`` is the current time of ``clock``. The caller passes ``now``, because reading a clock costs a system call.
         """
         self.watcher.queued(now)
         self._is_sync_due = True

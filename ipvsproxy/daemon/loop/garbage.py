@@ -18,7 +18,7 @@ YOUNG_OBJECTS = 2_000
 Python's default is 700, but one change of a large Service creates several times as many objects.
 """
 ROUNDS_BETWEEN = 0
-"""The number of collections of one generation of objects before the next older generation is also collected.
+"""The threshold of each older generation. It is collected after more than this many collections of the next younger generation.
 
 The largest of these collections visits three times ``YOUNG_OBJECTS`` objects in 6 ms (with Python's default: 400 ms).
 """

@@ -88,7 +88,7 @@ def log_desired(name: ServiceName, state: ServiceState | None) -> None:
 
 
 def log_outcomes(outcomes: Iterable[Outcome]) -> None:
-    """Log operations on the kernel.
+    """Write operations on the kernel to the log.
 
     Removals and changes of rules are logged at a lower verbosity, all other operations at a higher verbosity.
     """
@@ -154,7 +154,7 @@ class Journal:
         self._settings: Mapping[str, str] = {}
 
     def log_complaints(self, complaints: Iterable[Complaint]) -> None:
-        """Log the parts of objects that are not used, with the reason.
+        """Log each unused part of an object, with the reason why the part is not used.
 
         Parts that are valid but that ipvsproxy does not use are logged only at the verbosity for single operations.
         """

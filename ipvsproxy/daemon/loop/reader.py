@@ -36,7 +36,7 @@ from ipvsproxy.reconcile.reconciler import Reconciler
 POLL_INTERVAL_S = 3.0
 """The shortest time between two polls, unless the drift-check interval is shorter."""
 POLL_INTERVAL_AFTER_FAILURE_S = 10.0
-"""The time between two polls while a part cannot be read.
+"""The time in seconds between two polls while a part of the kernel's state cannot be read.
 
 Each poll tries to read unreadable rules again, by starting an iptables program. The processor time of the iptables program is not
 part of the cost of a reading. Audits, which read everything, are repeated after pauses that grow with each failure.
@@ -48,7 +48,7 @@ The longer a reading takes, the less often the kernel is read to the same depth.
 of everything takes 0.2 s on the test kernel, and any other reading takes 0.02 s.
 """
 REST_FACTOR = 4
-"""The pause after a reading, as a multiple of its cost, up to ``POLL_INTERVAL_S``.
+"""The pause after a reading, as a multiple of the processor time of the reading; at most ``POLL_INTERVAL_S``.
 
 The pause also applies to readings after notifications. Without the pause, a program that changes the kernel all the time would
 make ipvsproxy use a whole processor.
@@ -59,10 +59,10 @@ may have to wait until the part has been read."""
 
 
 class ReadableKernel(Protocol):
-    """Reads the kernel. Reads the kernel; a command that changes nothing needs only the methods of this class."""
+    """Reads the kernel. A command that changes nothing needs only the methods of this class."""
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
-        """Read everything: the given sets, the given IP families' rules, the given sysctls (by path), and all other objects.
+        """Read the given sets, the rules of the given IP families, the given sysctls (by path), and all objects of other kinds.
 
         In the result, a part that cannot be read is None, and ``errors`` has a sentence about that part.
         """

@@ -22,15 +22,15 @@ class SyncSummary:
     """The summary of one finished sync.
 
     ``lacking`` are the IP families that lack an object (a device, set, rule or sysctl) that all Services of the family need.
-    ``unmet_settings`` maps the path of each indispensable sysctl with a wrong value to the observed value. ``states`` has
-    the desired state of each Service, and ``health_checks`` the answer of each health-check node port. The next sync changes the
-    mappings ``states`` and ``health_checks``. ``not_in_force`` are the IP families whose traffic may still need the rules and
-    sets of another proxy or backend. ``is_audit`` means that an audit was made directly before the sync. ``waited_s`` is the age
-    of the oldest change when the sync began; 0 if there were no changes. ``observed_s``, ``translated_s`` and ``applied_s`` are
-    the durations of reading the kernel, translating changes and applying operations. ``conflicts`` are the conflicts that are new
-    since the last sync. ``without_scope`` are the Service ports that, since the last sync, have begun to wait for a free packet
-    mark. They have no second scope until they get a mark. ``drifted`` counts, by kind, the changes of objects by other programs
-    that were found since the last sync.
+    ``unmet_settings`` has the indispensable sysctls whose values are wrong; it maps their paths to the observed values.
+    ``states`` has the desired state of each Service, and ``health_checks`` the answer of each health-check node port. The next
+    sync changes the mappings ``states`` and ``health_checks``. ``not_in_force`` are the IP families whose traffic may still need
+    the rules and sets of another proxy or backend. ``is_audit`` means that an audit was made directly before the sync.
+    ``waited_s`` is the age of the oldest change when the sync began; 0 if there were no changes. ``observed_s``, ``translated_s``
+    and ``applied_s`` are the durations of reading the kernel, translating changes and applying operations. ``conflicts`` are the
+    conflicts that are new since the last sync. ``without_scope`` are the Service ports that, since the last sync, have begun to
+    wait for a free packet mark. They have no second scope until they get a mark. ``drifted`` counts, by kind, the changes of
+    objects by other programs that were found since the last sync.
     """
 
     changes: Changes

@@ -271,7 +271,10 @@ class Metrics:
         self._value(series.DRY_RUN_LAST_LOOK).set(self._wall_clock())
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
-        """Called when a request to the API server has ended. ``code`` is the HTTP status, or ``<error>`` without an answer."""
+        """Called when a request to the API server has ended.
+
+        ``code`` is the HTTP status, or ``<error>`` if the API server did not answer.
+        """
         self._value(series.REQUESTS, code, host, method).inc()
         self._value(series.REQUEST_DURATION, host, method).observe(duration_s)
 

@@ -264,7 +264,8 @@ class Traffic:
 def _split(totals: Mapping[str, Sequence[int]], label: str, values: Sequence[str], first: int = 0) -> Iterator[tuple[str, int]]:
     """The labels and the value of each series.
 
-    Each total has one series for each value of ``label``; the values of the series begin at index ``first`` of the total.
+    Each total is split into one series for each label value in ``values``. The number of the first series is at index ``first``
+    of the total, and the other numbers follow.
     """
     for labels, total in totals.items():
         for index, value in enumerate(values, first):

@@ -79,7 +79,7 @@ class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
-        """Submits work as the library's method does, but raises OSError if no thread can be started."""
+        """Submits work as ``ThreadPoolExecutor.submit`` does, but raises OSError if no thread can be started."""
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError as error:
@@ -92,7 +92,7 @@ class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
 def run(config: Config, main: Callable[[Signals], Coroutine[None, None, int]], end: Callable[[int], object] = os._exit) -> int:
     """Run ``main`` until it ends; returns the exit status. If the process cannot start, the reason is written to standard error.
 
-    ``end`` ends the process immediately if it has not ended in time after a signal.
+    ``end`` is called if the process has not stopped in time after a signal, and must end the process immediately.
     """
     set_up_log(config)
     signals = Signals(end)

@@ -91,7 +91,7 @@ class PluginVariable(msgspec.Struct, frozen=True):
 
 
 class Plugin(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of the ``exec`` entry of a kubeconfig user that ipvsproxy uses."""
+    """The fields that ipvsproxy uses from the ``exec`` entry of a user in a kubeconfig."""
 
     api_version: str
     command: Annotated[str, msgspec.Meta(min_length=1)]

@@ -83,7 +83,9 @@ def is_manifest(name: str) -> bool:
 
 
 def read_file(path: pathlib.Path) -> FileContent:
-    """All manifests in a file: its YAML documents, and the items of its List objects. Objects of other kinds are skipped.
+    """All manifests in a file: its YAML documents, and the items of its List objects.
+
+    Objects of kinds that ipvsproxy does not watch are skipped.
 
     Raises:
         OSError: the file could not be read at the moment.

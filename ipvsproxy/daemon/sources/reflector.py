@@ -45,7 +45,8 @@ FIRST_DELAY_S = 0.8
 LONGEST_DELAY_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
 CALM_S = 60.0
-"""A list continues a series of failures only if it begins within this time after the end of the previous list."""
+"""A time in seconds. If another list becomes necessary later than this after the end of the previous list, the delays start again
+with the shortest delay."""
 SHORTEST_WATCH_S = 1.0
 """A watch that ends regularly within this time counts as failed, so that a pause follows. Without the pause, the next watch would
 probably end as fast."""
@@ -210,8 +211,8 @@ class Reflector:
         is_expired = trouble is Trouble.EXPIRED
         self._is_known_there &= trouble not in MAY_BE_ANOTHER
         self._must_list |= trouble in LIST_AGAIN
-        # After a 410 in a watch, a list that is not older than the reflector's version is enough. After a 410 in a list, either
-        # the server has not reached the reflector's version, or the token expired before the last page.
+        # After a 410 in a watch, a list that is not older than the reflector's version is enough. A 410 in a list means either
+        # that the server has not reached the reflector's version, or that the continue token expired before the last page.
         self._needs_one_page |= was_listing and is_expired
         self._needs_latest |= isinstance(error, BehindError) or trouble is Trouble.REFUSED or self._needs_one_page
         if was_listing:
@@ -314,7 +315,7 @@ class Reflector:
         return (self.status.contact_s or 0) + LONGEST_SILENCE_S if is_bounded else math.inf
 
     def _bound(self, limit: asyncio.Timeout) -> None:
-        """Set the time at which the watch ends: when a list is due, or after the longest allowed silence, counted from now."""
+        """End the watch when a list is due, or when the longest allowed silence is over, whichever comes first."""
         end_s = min(self._list_again_at_s, self._silent_at_s)
         if end_s < math.inf:
             limit.reschedule(asyncio.get_running_loop().time() + end_s - self._pace.now())

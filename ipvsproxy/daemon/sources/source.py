@@ -222,7 +222,7 @@ gives up."""
 PROGRESS_S = 5.0
 """The pause between two lines about the progress of a command."""
 REPEAT_S = 300.0
-"""The pause between two log lines about the same silence."""
+"""The pause between two log lines while the API server stays silent."""
 ANSWERS = frozenset({Trouble.UNAUTHORIZED, Trouble.FORBIDDEN, Trouble.THROTTLED, Trouble.SERVER_ERROR})
 """The kinds of trouble which show that this node reaches the server, although the server does not send a list."""
 
@@ -237,10 +237,10 @@ async def wait_for_lists(
 ) -> None:
     """Wait until the first list of every kind is complete.
 
-    ``waiting`` is called with a sentence every ``PROGRESS_S``. ``silent`` is called with a sentence after ``PATIENCE_S`` without
-    contact, and then every ``REPEAT_S``. The function ``silent`` may raise an exception. ``heal`` is called after ``silent``, to
-    remove objects that may hide the API server from this node. The function ``heal`` is not called if the server has refused or
-    postponed a request, because the server is not hidden then.
+    Every ``PROGRESS_S``, ``waiting`` is called with a sentence that names the missing lists. ``silent`` is called with a sentence
+    after ``PATIENCE_S`` without contact, and then every ``REPEAT_S``. The function ``silent`` may raise an exception. ``heal`` is
+    called after ``silent``, to remove objects that may hide the API server from this node. The function ``heal`` is not called if
+    the server has refused or postponed a request, because the server is not hidden then.
     """
     loop = asyncio.get_running_loop()
     last_contact_s = loop.time()

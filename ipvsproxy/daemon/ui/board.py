@@ -149,7 +149,7 @@ class Board:
         self._dirty.update(dict.fromkeys(names))
 
     def refreshing(self) -> Generator[None, None, None]:
-        """Update all rows; yields so that other tasks can run."""
+        """Update all rows, and yield in between so that other tasks can run."""
         yield from self._troubles.refreshing(self.changed)
         revision = self._revision + 1
         # Each name stays in ``_dirty`` until the step that builds its row, because the request may time out between two steps.
@@ -331,7 +331,10 @@ PORTS = 16
 
 
 class Endpoints(NamedTuple):
-    """The numbers of a Service's endpoint addresses. This node uses the ``ready`` addresses; each address is counted once."""
+    """How many of a Service's endpoint addresses are ready, draining or unused.
+
+    This node uses the ``ready`` addresses; each address is counted once.
+    """
 
     ready: int = 0
     draining: int = 0

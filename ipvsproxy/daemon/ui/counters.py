@@ -128,7 +128,7 @@ def between(before: Sequence[int], now: Sequence[int], seconds: float) -> Rates:
 
 
 class ServiceRates:
-    """The rates of all Services."""
+    """The recent rates of connections, packets and bytes of each Service."""
 
     def __init__(self) -> None:
         self.readings = 0
@@ -236,7 +236,7 @@ def _place(number: int) -> slice:
 
 
 def keys_of(survey: Survey, name: ServiceName, *, outside: bool = True) -> list[VirtualServerKey]:
-    """The virtual servers that a Service desires, including the virtual servers of second scopes.
+    """The virtual servers of a Service, including those with firewall marks, which serve only some clients.
 
     With ``outside``, the virtual servers for clients outside the cluster are included; their real servers include the ends of
     tunnels to other nodes.

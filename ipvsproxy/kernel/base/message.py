@@ -44,9 +44,9 @@ def template(build: Callable[..., bytes], samples: Mapping[str, Sample]) -> Enco
 
     The function is compiled from messages that ``build`` encodes with pyroute2. ``build`` takes one keyword argument for each
     field, and returns the encoded message. To find the position of each field in the message, ``build`` is called with two
-    different values for each field. The function takes the values as bytes, in the order of the names in ``samples``. A call
-    takes 0.3 µs and does not check lengths. If a value has the wrong length, the kernel cuts off the message without an error.
-    The function uses bytes formatting, which is as fast as a generated ``struct`` call and needs no generated code.
+    different values for each field. The compiled function takes the values as bytes, in the order of the names in ``samples``. A
+    call takes 0.3 µs and does not check lengths. If a value has the wrong length, the kernel cuts off the message without an
+    error. The function uses bytes formatting, which is as fast as a generated ``struct`` call and needs no generated code.
 
     Raises:
         ValueError: a field has no fixed position, or the fields have another order in the message than in ``samples``.
@@ -96,7 +96,7 @@ def integer(number: int, value: int) -> bytes:
 
 
 def netfilter(kind: int, flags: int, family: int, payload: bytes, *, resource: int = 0) -> bytes:
-    """A netfilter message, including its ``struct nfgenmsg``; its sequence number is 0."""
+    """A netfilter message, including its ``struct nfgenmsg``. The sequence number of the message is 0."""
     size = HEADER.size + NETFILTER_HEADER + len(payload)
     return HEADER.pack(size, kind, flags, 0, 0) + _NETFILTER.pack(family, 0, resource) + payload
 

@@ -46,7 +46,7 @@ IS_MAP = 8
 ACCEPT_POLICY = 1
 
 HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
-"""The hooks of ``inet``, ``ip`` and ``ip6`` by number (NF_INET_*)."""
+"""The names of the hooks in the families ``inet``, ``ip`` and ``ip6``. The index of a name is the hook's number (NF_INET_*)."""
 
 _SUBSYSTEM = 10 << 8
 NFT_MSG_NEWTABLE, NFT_MSG_GETTABLE, NFT_MSG_DELTABLE = range(3)
@@ -121,7 +121,10 @@ def run_while_stale(
 
 
 def trial(family: int, table: str) -> list[bytes]:
-    """Creates a table with a chain, then requests a removal that the kernel refuses (ENOENT), so that nothing remains."""
+    """Creates a table with a chain, then removes a chain that does not exist.
+
+    The kernel refuses this removal (ENOENT), and so undoes the whole transaction.
+    """
     chain_name, absent = "ipvsproxy-trial", "ipvsproxy-absent"
     return [
         _message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, table), family),
@@ -251,7 +254,7 @@ def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
 
 
 def element_for_all_others() -> bytes:
-    """A catch-all element (NFT_SET_ELEM_CATCHALL) to be removed; a catch-all element matches every key that is not in the set."""
+    """A catch-all element (NFT_SET_ELEM_CATCHALL), encoded for its removal; it matches every key that is not in the set."""
     return nested(NFTA_LIST_ELEM, integer(NFTA_SET_ELEM_FLAGS, _FOR_ALL_OTHERS))
 
 

@@ -22,7 +22,7 @@ from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetEntr
 HASH_FULL = 4352
 """The error IPSET_ERR_HASH_FULL. For a set of ports, the same error number has another meaning."""
 LARGEST = 1 << 24
-"""The largest capacity, in entries."""
+"""The largest capacity that a set may have, in entries."""
 
 _OWN_ERRORS, _TYPE_SPECIFIC = 4096, 4352
 IN_USE = 4100

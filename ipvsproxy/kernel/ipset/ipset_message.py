@@ -116,7 +116,7 @@ def flush(name: str) -> bytes:
 
 def swap(name: str, other: str) -> bytes:
     """The message that swaps the contents of two sets of the same type."""
-    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # this attribute holds the name of the second set
+    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # IPSET_ATTR_TYPENAME holds the second set's name
     return _encoded(ipset.IPSET_CMD_SWAP, Family.IPV4, attributes, netlink.EXCLUSIVE)
 
 

@@ -29,7 +29,8 @@ from ipvsproxy.model.rules import ChainKey
 TABLES = ("nat", "filter", "mangle")
 """The tables of our rules."""
 OPTIONAL_TABLES = ("mangle",)
-"""The tables that a kernel may lack; without these tables, external addresses have no second scope."""
+"""The tables that a kernel may lack. Without these tables, every address has only one scope, as with kube-proxy
+(docs/scopes.md)."""
 
 TRIED_TABLE = "nat"
 """The table in which ipvsproxy tries whether rules can be written, because every iptables program writes rules there."""

@@ -18,7 +18,7 @@ The library exists if a C compiler was present when this package was installed, 
 is needed.
 """
 NET_ADMIN, NET_RAW = 12, 13
-"""The bits of capability sets (include/uapi/linux/capability.h)."""
+"""The numbers of the bits of CAP_NET_ADMIN and CAP_NET_RAW in a set of capabilities (include/uapi/linux/capability.h)."""
 TIMEOUT_S = 60
 """The longest time for which an iptables program may run. iptables waits a shorter time for its lock, so only a program that
 hangs reaches this limit."""

@@ -198,11 +198,11 @@ class IpvsDriver:
 
         No two operations may be about the same object.
 
-        Operations take effect in their order, except operations that are repeated. If an object to add is present, the operation
-        is repeated at the end as a change; if an object to change is absent, the operation is repeated at the end as an addition.
-        If a virtual server with a firewall mark is already present, its addition fails (EEXIST). The outcomes have the same order
-        as the operations. If some real servers of an operation could not be added, or were already present, each of these real
-        servers has a separate outcome.
+        Operations take effect in the given order, except those that are repeated at the end. If an object to add is present, the
+        operation is repeated at the end as a change; if an object to change is absent, the operation is repeated at the end as an
+        addition. If a virtual server with a firewall mark is already present, its addition fails (EEXIST). The outcomes have the
+        same order as the operations. If some real servers of an operation could not be added, or were already present, each of
+        these real servers has a separate outcome.
         """
         for _, item in operations:
             # Each written virtual server is read again later, even if the operation fails. A virtual server counts as removed

@@ -59,7 +59,7 @@ class Shape(NamedTuple):
 
 
 class Encoder:
-    """Encodes operations as messages that contain a given number of the generic netlink family of IPVS.
+    """Encodes operations as messages of the generic netlink family of IPVS; each message contains the given family number.
 
     The number of the family changes when the IPVS module is loaded again.
     """
@@ -122,7 +122,7 @@ class Encoder:
         return self._named(ipvs.IPVS_CMD_GET_DEST, _shape(key), netlink.DUMP)(_holes(key))
 
     def service(self, key: VirtualServerKey) -> bytes:
-        """The request for one virtual server."""
+        """The request that reads one virtual server."""
         return self._named(ipvs.IPVS_CMD_GET_SERVICE, _shape(key))(_holes(key))
 
     def _encode_other(self, verb: Verb, item: object) -> bytes:

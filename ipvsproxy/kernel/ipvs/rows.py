@@ -39,7 +39,7 @@ For each 32 kB of its answer, the kernel walks its table from the beginning, whi
 """
 MASQUERADED, TUNNEL = "Masq", "Tunnel"
 METHODS: Mapping[int, str] = {0: MASQUERADED, 1: "Local", 2: TUNNEL, 3: "Route", 4: "Bypass"}
-"""The names that ipvsadm prints for forwarding methods, by number (``IP_VS_CONN_F_MASQ`` and later ones in
+"""The names that ipvsadm prints for forwarding methods, by number (``IP_VS_CONN_F_MASQ`` to ``IP_VS_CONN_F_BYPASS`` in
 include/uapi/linux/ip_vs.h)."""
 
 _FLAG_NAMES: Mapping[str, tuple[str, str, str]] = {
@@ -73,7 +73,7 @@ _COUNTERS_OF_SERVICE, _COUNTERS_OF_DESTINATION = (
 
 T = TypeVar("T")
 Part = tuple[bytes, int, int]
-"""A message of a dump, with the start and the end of its attributes."""
+"""A message of a dump, and the offsets at which its attributes start and end."""
 NetlinkName = tuple[int, int, bytes, bytes] | tuple[int, int]
 """The name of a virtual server: family, protocol, address and port; or family and mark."""
 NetlinkRow = tuple[NetlinkName, bytes, int, int, bytes]

@@ -277,7 +277,7 @@ def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tupl
 
 
 def message_of(verb: Verb, entries: Sequence[EncodedEntry]) -> bytes:
-    """One message about entries of one set.
+    """The message to nf_tables that adds or removes some entries of one set.
 
     For a set that gives marks, the kernel refuses to add an entry whose key is already in the set, because the old entry may have
     a different mask.

@@ -89,7 +89,7 @@ _OFFSETS: Mapping[Family, Mapping[Side, int]] = {
     Family.IPV4: {Side.SOURCE: 12, Side.DESTINATION: 16},
     Family.IPV6: {Side.SOURCE: 8, Side.DESTINATION: 24},
 }
-"""The places of the addresses in the network header."""
+"""The offset of each address in the network header, in bytes."""
 _PORTS: Mapping[Side, int] = {Side.SOURCE: 0, Side.DESTINATION: 2}
 """The offsets of the ports in the transport header, in bytes. The offsets are the same in all three protocols."""
 _STATES: Mapping[ConnectionState, int] = {ConnectionState.ESTABLISHED: 2, ConnectionState.RELATED: 4, ConnectionState.NEW: 8}
@@ -311,7 +311,8 @@ def _change_mark(mask: int, inverted: int) -> Iterator[bytes]:
 def _register(place: int = 0) -> int:
     """The number by which the kernel identifies one of the sixteen registers of four bytes.
 
-    The kernel reports every fourth register as the 16-byte register at the same position.
+    If ``place`` is a multiple of 4, the result is the number of the 16-byte register that begins there, because the kernel
+    reports this number.
     """
     return 1 + place // 4 if place % 4 == 0 else 8 + place
 

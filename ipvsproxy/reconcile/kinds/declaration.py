@@ -6,8 +6,8 @@ The stages give the order of the operations within one plan. Additions come befo
 object comes before the restricted object:
 
 * Rules refer to sets by name, so sets come first. A rule about an empty set has no effect, so entries come before rules.
-* Source ranges take effect before clients can reach the restricted address, and never shut out an admitted client. The stages for
-a virtual server with source ranges have the order: the ranges, the rules, the firewall entry that sends packets through the
+* Source ranges take effect before clients can reach the restricted address, and never shut out an admitted client. A virtual
+server with source ranges is programmed in this order: the ranges, the rules, the firewall entry that sends packets through the
 rules, and the virtual server.
 * A virtual server and its real servers come before its address. If the address came first, the kernel would refuse clients for a
 moment.
@@ -175,7 +175,7 @@ class ReconciledKind(Generic[K, V, W]):
         return self.objects
 
     def place(self, item: Any) -> tuple[Table[K, V, W], K]:
-        """The table with the single object of an operation's item, and the object's key in the table.
+        """The table that holds the only object of an operation's item, and the key of this object in the table.
 
         Raises:
             ValueError: the operation's item has several objects.

@@ -33,7 +33,7 @@ class Keep:
 class Flows(ReconciledKind[Flow, Keep, frozenset[RealServerKey]]):
     """The tracked flows of UDP and SCTP frontends.
 
-    The observed side of the table holds the real servers whose flows the last cleaning kept.
+    The observed value of a frontend is the set of real servers whose flows the last cleaning kept.
     """
 
     classes: ClassVar[tuple[type, ...]] = (FlowCleaning,)

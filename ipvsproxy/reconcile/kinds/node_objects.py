@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 
 STRANGE_SHOWN = 5
-"""The most rules of other programs that are shown for each chain."""
+"""The largest number of other programs' rules that are shown for one chain."""
 
 
 class Sysctls(ReconciledKind[str, Sysctl, str]):
@@ -114,7 +114,7 @@ class IpvsTimeouts(ReconciledKind[str, Timeouts, Timeouts]):
 
 
 class Devices(PresenceKind[Device]):
-    """The dummy device, which is never removed."""
+    """The dummy device, which the reconciler never removes."""
 
     classes: ClassVar[tuple[type, ...]] = (Device,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.DEVICE}

@@ -2,13 +2,12 @@
 
 The entries of each set are in a separate table.
 
-Rule 1: the admitted sources of an existing virtual server are never shut out. The firewall entry of a virtual server with source
-ranges is added after the ranges and the rules, and removed before them. Old ranges are removed only after the new ranges have
-been added to the kernel.
-Rule 2: traffic to another node is masqueraded, because otherwise its replies would not return through this node. An entry that
-exempts traffic from masquerading is added only after undesired real servers have stopped getting traffic. Real servers are added
-only after an undesired entry that exempts their traffic from masquerading has been removed.
-Rule 3: a packet gets a mark only while the virtual server of the mark has its real servers.
+Rule 1: clients in the source ranges of an existing virtual server (its admitted sources) are never blocked. The firewall entry of
+a virtual server with source ranges is added after the ranges and the rules, and removed before them. Old ranges are removed only
+after the new ranges have been added to the kernel. Rule 2: traffic to another node is masqueraded, because otherwise its replies
+would not return through this node. An entry that exempts traffic from masquerading is added only after undesired real servers
+have stopped getting traffic. Real servers are added only after an undesired entry that exempts their traffic from masquerading
+has been removed. Rule 3: a packet gets a mark only while the virtual server of the mark has its real servers.
 """
 
 import itertools
@@ -87,8 +86,8 @@ class Entries(PresenceKind[SetEntry]):
             elsewhere = self._leading_elsewhere({table.desired[entry].service for entry in entries})
             return (entry for entry in entries if (table.desired[entry].service, ownership.named_by(entry)) not in elsewhere)
         if name in ownership.SCOPE_SETS:
-            # The kernel has only one entry for each address and port, whatever the mark, so removing the old entry would also
-            # remove the new entry.
+            # A new entry waits until the old entry for its address and port is removed. The kernel identifies an entry by its
+            # address and port alone, so a later removal of the old entry would also remove the new entry.
             taken = {ownership.virtual_server_of(entry) for entry in table.surplus}
             return (
                 entry for entry in entries if ownership.virtual_server_of(entry) not in taken and self._is_served_by_mark(entry)

@@ -107,7 +107,8 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
     def identity(self, item: Any) -> object:
         """Identifies real servers by virtual server and key.
 
-        All real servers of a new virtual server together are identified by the virtual server alone.
+        An item with ``EvenWeights`` contains all real servers of a new virtual server; the virtual server alone identifies this
+        item.
         """
         if not isinstance(item, RealServers):
             return item.key
@@ -311,7 +312,7 @@ def virtual_server_operations(
     """The operations for one virtual server.
 
     The virtual server is added before its real servers, and the real servers are added in their order. ``may_remove`` returns
-    whether a draining real server may be removed; None means that the real server does not drain.
+    whether a draining real server may be removed, or None if the real server does not drain.
     """
     if desired is None:
         if observed is not None:
@@ -363,7 +364,7 @@ def _additions(desired: VirtualServer) -> Iterator[Operation]:
 
 
 def _gives_traffic(operation: Operation) -> bool:
-    """Whether an operation sends new connections to a real server."""
+    """Whether an operation adds or changes a real server so that the real server gets new connections."""
     item = operation.item
     return isinstance(item, RealServers) and operation.verb is not Verb.REMOVE and without_method(item.weight) > 0
 

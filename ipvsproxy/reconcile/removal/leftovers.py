@@ -14,7 +14,7 @@ masquerading even keeps its rules, because port mappings of network plug-ins lea
 ipvsproxy masquerades the marked packets.
 Rule 4: no chain is removed while a used chain of ipvsproxy leads to a leftover chain, because the desired rules are then not in
 the kernel.
-Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes these rules. From then on, the rules are removed
+Rule 5: rules that have come back ``FREE_RETURNS`` times count as rules of a running program. From then on, the rules are removed
 only once every ``PATIENCE_S`` seconds.
 Rule 6: a table belongs to kube-proxy if it has the same family and name as kube-proxy's table, the same base chains with the same
 hooks, and all other chains and maps of kube-proxy's table. If the table has a comment, the comment must be kube-proxy's; versions
@@ -58,7 +58,7 @@ _COMMENTS = (
     ("KUBE-PROXY-FIREWALL", ("INPUT", "FORWARD", "OUTPUT"), "kubernetes load balancer firewall"),
 )
 JUMPS = tuple(Jump("filter", source, target, comment) for target, sources, comment in _COMMENTS for source in sources)
-"""The jumps to the rules of the iptables mode, except jumps that are also ours.
+"""The jumps that kube-proxy writes in iptables mode, except the jumps that ipvsproxy writes as well.
 
 The last chain is also one of ours. The iptables mode uses these jumps to refuse connections of the host in this chain.
 """
@@ -147,7 +147,7 @@ class Returns:
         return last.last_s + PATIENCE_S if last is not None and last.times >= FREE_RETURNS else -math.inf
 
     def comes_back(self, place: Hashable, now: float) -> bool:
-        """Whether the rules observed at a place were recently removed so often that a running program must write these rules."""
+        """Whether rules at a place were removed so often recently that a program must be writing them again."""
         last = self._removed.get(place)
         return last is not None and last.times >= FREE_RETURNS and now - last.last_s <= CALM_S
 

@@ -94,7 +94,7 @@ def give_up(
     api_servers: Iterable[RealServerKey],
     allowed: Collection[Network],
 ) -> Cleanup:
-    """The removals of all objects that keep connections to the given API servers from leaving this node.
+    """The removals of all objects because of which connections to the given API servers do not leave this node.
 
     The address of each API server is removed from ``kube-ipvs0`` and from the local routes. The virtual server and set entries at
     the API server's port are removed, too. ``allowed`` addresses stay. If one kind of object could not be read, all objects stay.

@@ -62,7 +62,7 @@ class Marks:
         """The bits of packet marks that ipvsproxy uses. All other bits stay as they are."""
         self._is_busy = is_busy
         self._unused = 0
-        """The number of the next mark that was not considered yet; 0 if all marks were considered."""
+        """The number of the next mark that was never tried, counted down from the largest number; 0 if all marks were tried."""
         self._returned: dict[int, Protocol | None] = {}
         """The marks that were taken back from a port or were already used in the kernel. The value is the protocol of the mark's
         last port; None if the protocol is unknown."""
@@ -105,8 +105,8 @@ class Marks:
     def give(self, recalled: Iterable[tuple[MarkedPort, int]] = ()) -> list[MarkedPort]:
         """Give marks to the waiting Service ports; returns the ports that got a mark.
 
-        ``recalled`` has the marks that entries in the kernel already use for a port; a recalled mark takes precedence. If
-        ``recalled`` has several marks for a port, the first mark is chosen.
+        ``recalled`` pairs ports with the marks that entries in the kernel already use for them. A port gets its recalled mark, if
+        the mark is free, instead of a new mark. If ``recalled`` has several marks for a port, the first mark is chosen.
         """
         given = []
         for port, mark in recalled:
@@ -236,7 +236,7 @@ class Scopes:
         return state.with_objects(tuple(served), tuple(entries))
 
     def note_change(self, name: ServiceName) -> None:
-        """Note that a Service has gained or lost a virtual server."""
+        """Records that a Service has gained or lost a virtual server."""
         if name in self._states:
             self._changed[name] = None
 
@@ -326,12 +326,12 @@ class Scopes:
         return any(key in self.virtual_servers.observed and not self.is_witnessed(key) for key in by_family(mark).values())
 
     def tending(self, *, may_close: bool) -> Generator[None, None, None]:
-        """Gives marks to Service ports, and drains undesired virtual servers by firewall mark before their removal.
+        """Gives marks to Service ports, and drains each undesired virtual server of a firewall mark before it is removed.
 
         Yields so that other tasks can run.
 
-        A set that only scopes use stays desired while one of its entries is desired or observed. ``may_close`` means that every
-        Service has a desired state.
+        A set that only scopes use stays desired while one of its entries is desired or observed. Marks are given and drains begin
+        only if ``may_close``, which the caller sets only when every Service has a desired state.
         """
         table = self.virtual_servers
         self._refused = {key for key in self._refused if self.is_witnessed(key)}

@@ -18,11 +18,11 @@ from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
 from ipvsproxy.reconcile.tables.table import Table
 
 STEPS = 8
-"""The most steps from weight 1 to an endpoint's own weight."""
+"""The largest number of steps from weight 1 to an endpoint's own weight."""
 
 
 def weight_at(elapsed_s: float, own: int, duration_s: float) -> int:
-    """The weight that an endpoint has ``elapsed_s`` after the beginning of its slow start.
+    """The weight of an endpoint whose slow start began ``elapsed_s`` seconds ago.
 
     The weight in slow start is 1 at first, and the endpoint's full weight after the duration.
     """
@@ -68,7 +68,7 @@ class SlowStarts:
         self._due_s: dict[ServiceName, float] = {}
 
     def note(self, name: ServiceName, state: ServiceState | None, *, is_known: bool) -> None:
-        """Note the desired state of a Service.
+        """Record the desired state of a Service.
 
         ``is_known`` means that this process already had a desired state of this Service.
         """

@@ -7,8 +7,8 @@ releases the key, the next owner gets the key. The rank is the owner itself, unl
 Rule 3: an observed key that has no owner is removed only if it belongs to ipvsproxy, and if ``is_protected`` is false for the
 key.
 
-For most kinds of objects (set entries, addresses, sets, the device), only the presence of an object counts. The desired and the
-observed side are nearly always equal, and there may be hundreds of thousands of keys. To save memory, a ``PresenceTable`` stores
+For most kinds of objects (set entries, addresses, sets, the device), only the presence of an object counts. The desired keys
+nearly always equal the observed keys, and there may be hundreds of thousands of keys. To save memory, a ``PresenceTable`` stores
 only those observed keys that are not desired. In addition, each desired key that is not pending counts as observed.
 """
 
@@ -78,8 +78,8 @@ class Table(Generic[K, V, W]):
     ) -> None:
         """``differs`` compares a desired value with an observed value. Keys for which ``is_protected`` is true are never removed.
 
-        The table is a key of ``unequal`` while it has pending or surplus keys. ``rank`` returns the rank of an owner from the
-        value that the owner desires; no two owners have the same rank.
+        While the table has pending or surplus keys, the table itself is a key of the mapping ``unequal``. ``rank`` returns the
+        rank of an owner from the value that the owner desires; no two owners have the same rank.
         """
         self._rank: Callable[[V], Any] = rank or owner_of
         self._owner_of = owner_of

@@ -39,8 +39,8 @@ class Drain:
 class Drains:
     """All draining real servers.
 
-    Each drain is in one of three states. Its real server has connections; or has no connections, but must wait for capacity on
-    the kernel's list; or may be removed.
+    Each drain is in one of three states. State 1: the real server has connections, or may have connections. State 2: the real
+    server has no connections, but waits for capacity on the kernel's list. State 3: the real server may be removed.
     """
 
     def __init__(self) -> None:

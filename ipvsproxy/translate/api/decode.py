@@ -311,7 +311,7 @@ class ListReader:
         before = bytes(self._buffer[: before_items.end()])
         try:
             self.resource_version = decode_list(self._kind, before + b"]}").resource_version
-        # The found items belong to a nested list, or the list has more fields after its items.
+        # Decoding fails if the found items belong to a nested list, or if the list has more fields after its items.
         except UndecodableError:
             self._is_in_one_piece = True
             return False

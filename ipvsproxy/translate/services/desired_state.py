@@ -157,8 +157,8 @@ class Translation:
         for key in local:
             address = key.address
             self._enter(SetKind.LOOP_BACK, address, port.protocol, key.port, address)
-        # The traffic policy Local matters only if clients outside the cluster can reach the port. Addresses in spec.externalIPs
-        # count even if the feature gate keeps ipvsproxy from programming these addresses.
+        # The traffic policy Local matters only if clients outside the cluster can reach the port. An address in spec.externalIPs
+        # makes the port reachable even if the feature gate keeps ipvsproxy from programming the address.
         options = self.options
         external_local = options.external_traffic_local and bool(
             port.node_port or _of(self.family, options.external_addresses + options.load_balancer_addresses)
@@ -260,7 +260,7 @@ class Translation:
     def _add_direct_return(
         self, port: ServicePort, endpoints: Endpoints, external: Weights, by_key: Mapping[bytes, int] | None
     ) -> None:
-        """Add two scopes to the external addresses of a port: for clients outside the cluster, and for packets from a tunnel.
+        """Add two scopes to external addresses: for clients outside the cluster, and for packets from a tunnel.
 
         The inner packet of a tunnel keeps the address that the client has chosen, and the address must be local on the other
         node. The address of a node port is not local on any other node, so node ports have no direct return. The weight of a real

@@ -30,8 +30,8 @@ class EndpointUse(NamedTuple):
 
     ``internal``, ``external`` and ``cluster`` are the reasons why the endpoint gets no traffic of one kind; a reason of None
     means that the endpoint gets this traffic. ``internal`` is about traffic to the cluster IP, and ``external`` about traffic to
-    all other addresses. ``cluster`` is about traffic from clients of this node to addresses with a second scope. ``port`` is 0 if
-    the endpoint's EndpointSlice has no port for the service port.
+    all other addresses. ``cluster`` is about traffic from processes and pods of this node to addresses that have a separate
+    virtual server for these clients. ``port`` is 0 if the endpoint's EndpointSlice has no port for the service port.
     """
 
     slice: EndpointSliceName

@@ -10,11 +10,11 @@ on an interface on purpose, for example the address of a DNS cache on each node.
 address even if an interface of this node has the address, except on the ports of the API server and the kubelet.
 Rule 4: an API server's address is refused as an external address, because binding it on this node would hide the API server. The
 known API servers are the endpoints of the API server's Service, and the addresses at which this process connects to its API
-server. An address stays refused after its API server has disappeared, because the API server may come back at that address. On
-addresses of this node, including loopback addresses, only the port of the API server is refused. A cluster IP that is an API
-server's address is not refused, because the API servers may be reachable only by this cluster IP.
-Rule 5: serving another node's address as an external address would make that node unreachable from this node. The address of
-another node is refused only if the operator has chosen to refuse such addresses, because kube-proxy serves them.
+server. An address stays refused after its API server has disappeared, because the API server may come back at that address. If an
+API server's address is an address of this node, or a loopback address, the address is refused only for a Service that has the API
+server's port. A cluster IP that is an API server's address is not refused, because the API servers may be reachable only by this
+cluster IP. Rule 5: serving another node's address as an external address would make that node unreachable from this node. The
+address of another node is refused only if the operator has chosen to refuse such addresses, because kube-proxy serves them.
 """
 
 from collections.abc import Iterable

@@ -157,7 +157,7 @@ def tunnel_route(endpoints: Endpoints, node: str) -> EvenWeights:
 
 
 def in_order(keys: Iterable[bytes], node: str) -> EvenWeights:
-    """Real servers in the order that this node uses, given the bytes of their keys.
+    """The real servers with these keys, in this node's own order.
 
     The order depends only on the node's name and on the set of real servers, so the order is the same at every start. If all
     nodes used one order, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591).

@@ -69,7 +69,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         return self.knows_slices and any(item.conditions and item.conditions[0].weight is not None for item in slices)
 
     def weigh(self, endpoints: Endpoints, skipped: dict[Skipped, None]) -> Mapping[bytes, int]:
-        """The weight of each endpoint of a port, by the bytes of the endpoint's key.
+        """Maps the key of each endpoint of a port, as bytes, to the weight of the endpoint.
 
         If the scheduler does not support a weight, the reason is added to ``skipped``.
         """

@@ -24,7 +24,7 @@ def logger(**choices: Any) -> structlog.typing.FilteringBoundLogger:
     return made
 
 
-def test_a_text_line_begins_with_time_level_and_event_followed_by_its_keys(read: Read) -> None:
+def test_a_line_of_the_text_log_consists_of_time_level_event_and_keys_in_this_order(read: Read) -> None:
     logger().info("synced", services=3, duration_s=0.25, done=True, families=["IPv4", "IPv6"], value='a "b" c=d')
     (line,) = read()
     assert re.fullmatch(

@@ -87,7 +87,7 @@ def test_a_process_is_unhealthy_if_a_change_has_waited_for_more_than_two_sync_pe
     assert node.is_healthy()
 
 
-def test_a_change_during_a_sync_counts_as_waiting_from_its_arrival(node: Node) -> None:
+def test_the_age_of_a_change_that_arrives_during_a_sync_counts_from_its_arrival(node: Node) -> None:
     node.status.syncing(node.clock.now)
     node.clock.now += 10
     node.status.queued(node.clock.now)
@@ -118,7 +118,7 @@ def test_rules_that_could_not_be_written_for_a_long_time_make_only_their_family_
     assert node.is_healthy()
 
 
-def test_health_reports_indispensable_kernel_settings_until_they_have_the_desired_value() -> None:
+def test_health_reports_a_required_kernel_setting_as_long_as_its_value_is_wrong() -> None:
     node = Node()
     for unmet in ({"net/ipv4/ip_forward": "0"}, {}):
         node.status.syncing(node.clock.now)

@@ -217,7 +217,7 @@ async def test_a_health_check_port_is_opened_later_if_the_ports_would_use_more_t
     assert ports.checks.unopened == 0
 
 
-async def test_connections_to_all_health_check_ports_share_one_limit_and_idle_connections_are_closed_first(
+async def test_idle_connections_are_closed_first_if_all_health_check_ports_reach_their_shared_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A client with many connections to each port cannot keep probes out, and cannot cause a connection in use to be closed."""

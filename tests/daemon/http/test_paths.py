@@ -215,7 +215,7 @@ def test_a_healthy_answer_also_lists_unreadable_parts_and_unmet_settings_and_lef
     assert (document["unreadable"], document["leftovers"], document["unmetSettings"]) == (list(unread), list(left), unmet)
 
 
-async def test_only_the_verbose_health_answer_shows_version_digest_pending_objects_and_drift() -> None:
+async def test_the_health_answer_has_the_field_ipvsproxy_only_if_the_query_is_verbose() -> None:
     node = Node()
     node.sync()
     async with _health(node) as port:
@@ -275,9 +275,7 @@ def test_the_answer_of_a_health_check_port_is_indented_json_with_a_weight_header
 
 
 @pytest.mark.parametrize(("count", "healthy"), [(0, True), (1, False), (0, False)])
-def test_a_health_check_port_answers_unavailable_without_a_local_endpoint_or_if_the_node_is_unhealthy(
-    count: int, *, healthy: bool
-) -> None:
+def test_a_health_check_port_answers_503_if_no_endpoint_is_local_or_the_node_is_unhealthy(count: int, *, healthy: bool) -> None:
     answer = health_check_node_ports.service_health(ServiceName("ns1", "svc1"), count, is_healthy=healthy)
     assert answer.status == 503
     assert answer.headers["X-Load-Balancing-Endpoint-Weight"] == str(count)

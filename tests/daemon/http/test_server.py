@@ -87,7 +87,7 @@ async def test_a_handler_receives_the_query_and_the_headers() -> None:
     assert (asked.path, asked.query, asked.headers["accept"]) == ("/healthz", {"verbose": ""}, "text/plain")
 
 
-async def test_if_a_handler_fails_the_client_gets_an_error_and_the_next_request_is_served() -> None:
+async def test_a_failure_of_a_handler_is_answered_with_an_error_and_does_not_stop_the_server() -> None:
     async def fail(request: server.Request) -> Answer:
         if request.path == "/bad":
             raise ZeroDivisionError
@@ -255,7 +255,7 @@ async def test_a_connection_stays_open_after_a_request_with_a_small_body() -> No
             assert (await http_client.read_answer(reader)).body == b"hello /x"
 
 
-async def test_a_client_that_sends_its_request_byte_by_byte_is_disconnected_like_a_silent_client(
+async def test_a_client_that_sends_its_request_byte_by_byte_is_disconnected_after_the_idle_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "IDLE_S", 0.1)

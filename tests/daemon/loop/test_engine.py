@@ -269,7 +269,7 @@ async def test_an_address_conflict_of_two_services_is_logged_once(logs: list[Eve
     assert [line["waiting"] for line in logs if line["event"] == "address_conflict"] == [["default/young"]]
 
 
-async def test_a_family_whose_sets_rules_or_device_are_missing_is_reported_as_incomplete() -> None:
+async def test_a_family_is_reported_as_incomplete_if_it_lacks_a_set_a_set_entry_or_the_device() -> None:
     async with MemoryNode().serving(WEB) as node:
         assert node.watcher.summaries[-1].not_in_force == set()
         node.kernel.fail(lambda operation: "add set_entry KUBE-CLUSTER-IP" in str(operation), times=1)

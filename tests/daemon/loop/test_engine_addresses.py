@@ -80,7 +80,7 @@ async def test_a_new_node_port_range_that_excludes_the_lost_address_applies_at_o
         assert KEY not in node.kernel.virtual_servers
 
 
-async def test_a_restart_while_an_address_is_lost_removes_the_node_port_of_that_address() -> None:
+async def test_a_restart_removes_the_virtual_server_of_a_node_port_on_a_lost_address() -> None:
     async with node_with_lost_address() as node:
         pass
     async with MemoryNode(node.kernel).serving(node_ports(), SLICE) as again:

@@ -58,7 +58,7 @@ async def test_catchall_elements_that_another_program_adds_to_sets_are_counted_a
 
 @pytest.mark.parametrize("is_notified", [False, True], ids=["poll", "notification"])
 @pytest.mark.parametrize("spoil", [add_stray_on_our_device, add_stray_node_port])
-async def test_a_leftover_virtual_server_and_its_address_or_set_entry_are_removed_in_whichever_order_they_are_read(
+async def test_a_leftover_virtual_server_is_removed_with_its_address_or_set_entry_in_any_reading_order(
     spoil: Callable[[FakeKernel], None], *, is_notified: bool
 ) -> None:
     """Another kube-proxy has left a virtual server, and has left the server's address on our device or an entry in our set."""

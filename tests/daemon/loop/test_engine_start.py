@@ -66,7 +66,9 @@ async def test_the_kubernetes_and_dns_services_are_programmed_before_other_servi
     assert not [line for line in node.done if builders.CLUSTER_IP in line], "what was in force is not touched"
 
 
-async def test_operations_for_the_kubernetes_and_dns_services_are_reported_with_the_first_sync(logs: list[EventDict]) -> None:
+async def test_the_report_of_the_first_sync_includes_operations_for_the_kubernetes_and_dns_services(
+    logs: list[EventDict],
+) -> None:
     node = MemoryNode()
     node.kernel.fail(lambda operation: "10.96.0.1:443" in str(operation))
     async with node.serving(KUBERNETES, WEB):

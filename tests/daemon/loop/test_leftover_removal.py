@@ -196,7 +196,7 @@ async def test_leftover_chains_stay_while_our_chain_still_jumps_to_the_leftover_
         assert node.logged == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
 
 
-async def test_a_table_that_iptables_cannot_show_does_not_count_as_clean_and_all_other_tables_are_cleaned() -> None:
+async def test_a_table_that_iptables_cannot_show_counts_as_unclean_but_all_other_tables_are_cleaned() -> None:
     async with scene(other=LeftRules(chains={CHAIN: 1}, hidden=frozenset({"nat"}))) as node:
         await node.sync()
         assert sorted(node.logged) == [(RESISTS, "legacy IPv4"), (REMOVED, "legacy IPv4")]

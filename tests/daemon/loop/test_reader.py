@@ -82,7 +82,7 @@ def noting_readings(
 
 
 def intervals(begun: Iterable[tuple[float, bool]], *, thorough: bool) -> list[int]:
-    """The times between audits or between polls, in whole seconds."""
+    """The seconds between consecutive audits if ``thorough`` is true, otherwise between consecutive polls; rounded."""
     times_s = [at_s for at_s, is_audit in begun if is_audit is thorough]
     return [round(later - earlier) for earlier, later in itertools.pairwise(times_s)]
 
@@ -155,7 +155,7 @@ async def test_drift_in_several_parts_of_a_poll_is_repaired_in_one_sync(min_inte
         assert len(node.watcher.summaries) == before + 1
 
 
-async def test_a_change_while_the_kernel_is_read_causes_the_kernel_to_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_kernel_is_read_again_if_another_program_changes_it_during_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     observe = node.kernel.observe
     interruptions = iter([remove_address])

@@ -131,7 +131,7 @@ def test_tunnelled_real_servers_are_counted_by_family() -> None:
     assert figures.read()["ipvsproxy_tunnels"] == {("IPv4",): 1, ("IPv6",): 0}
 
 
-def test_set_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:
+def test_gauges_show_the_entries_of_each_set_and_the_pending_objects_of_each_kind() -> None:
     figures = Figures()
     figures.reconciler.put_node(BOTH, (), None)
     assert figures.read()["ipvsproxy_pending"][("set",)] == 34
@@ -179,7 +179,7 @@ def test_metrics_show_the_number_and_the_age_of_changes_that_no_sync_has_taken()
     assert figures.read()["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 0}
 
 
-def test_metrics_show_state_last_contact_and_restarts_of_each_watch() -> None:
+def test_metrics_show_the_state_the_last_contact_and_the_restarts_of_each_watch() -> None:
     figures = Figures()
     figures.watches = {
         ObjectKind.SERVICE: WatchStatus(connected=True, contact_s=90.0, restarts=Counter({Trouble.EXPIRED: 2})),

@@ -53,7 +53,7 @@ async def _rows(metrics: Metrics) -> Mapping[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
-async def test_the_buckets_of_network_programming_have_the_bounds_and_the_format_of_kube_proxy() -> None:
+async def test_the_network_programming_histogram_has_the_same_buckets_as_in_kube_proxy() -> None:
     series = golden_http.parse_metrics(await _page(_metrics()), ())
     bounds = [0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 330, 30)]
     buckets = series['kubeproxy_network_programming_duration_seconds{ip_family="IPv4"}']["buckets"]
@@ -216,7 +216,7 @@ async def test_the_duration_of_writes_is_measured_for_every_kernel_driver() -> N
     assert sum(drivers.values()) == 1
 
 
-async def test_netlink_batches_are_counted_by_driver_and_their_errors_by_name() -> None:
+async def test_metrics_count_netlink_batches_by_driver_and_netlink_errors_by_driver_and_name() -> None:
     metrics = _metrics()
     operation = Operation(Verb.ADD, RealServers.of(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")))
     refused = Outcome(operation, error="no memory", errno=errno.ENOMEM)

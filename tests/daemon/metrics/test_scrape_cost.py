@@ -58,7 +58,10 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
 async def test_the_number_of_steps_of_a_scrape_grows_in_proportion_to_the_number_of_its_series(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second half of the Services adds about as many steps as the first half; the steps without any Service do not matter."""
+    """From ``FEW`` to ``MANY`` Services, the second half of the added Services costs about as many steps as the first half.
+
+    The steps of a scrape with ``FEW`` Services do not count.
+    """
     await scrape(1, monkeypatch)  # this scrape imports modules, so that no later scrape imports them
     few, half, whole = [(await scrape(services, monkeypatch)).all for services in (FEW, (FEW + MANY) // 2, MANY)]
     assert whole > MANY, "the scrape counts nothing"

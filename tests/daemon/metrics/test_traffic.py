@@ -52,7 +52,7 @@ HTTP = 'namespace="default",service="web",port="http",protocol="TCP"'
 
 
 class Ipvs(TrafficReader):
-    """A kernel with counters, which records how often it is read."""
+    """A simulated kernel that has counters, and that records how often the counters are read."""
 
     def __init__(self) -> None:
         self.counters: dict[VirtualServerKey, Counters] = {}
@@ -172,8 +172,8 @@ async def test_ports_beyond_the_limit_share_one_series_and_the_number_of_these_p
     assert samples[f"ipvsproxy_service_connections_total{{{together}}}"] == 30
     assert samples['ipvsproxy_traffic_listed{kind="service"}'] == 2
     assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 3
-    # The next port with traffic gets the series that has become free. The common total of the ports without a series keeps its
-    # count.
+    # The next port with traffic gets the series that has become free. The total of ``(others)``, which the ports without a series
+    # share, does not change.
     at_once(scene.reconciler.putting(builders.service("s1").name, None))
     scene.kernel.counters[builders.frontend("10.96.0.5", 80)] = Counters(11)
     samples = await scene.scrape()
@@ -262,7 +262,7 @@ async def test_draining_endpoints_are_shown_with_their_connections() -> None:
     assert not scene.kernel.read_endpoints
 
 
-def test_an_endpoint_that_waits_for_its_removal_is_not_shown_if_it_is_removed_during_the_count(
+def test_a_draining_endpoint_is_not_shown_if_it_is_removed_while_connections_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ipvsproxy.model.steps.ITEMS_AT_ONCE", 1)

@@ -57,7 +57,7 @@ async def test_changed_settings_change_only_the_kernel_objects_that_depend_on_th
 
 
 @in_virtual_time
-async def test_a_kernel_setting_that_is_no_longer_desired_keeps_its_value_and_a_newly_desired_setting_is_written() -> None:
+async def test_only_newly_desired_kernel_settings_are_written_when_the_configuration_changes() -> None:
     async with MemoryNode().serving() as node:
         node.kernel.forget()
         node.kernel.sysctls["net/ipv4/conf/all/arp_ignore"] = "0"

@@ -143,7 +143,7 @@ async def test_a_change_that_inotify_does_not_report_is_noticed_by_polling(
         assert (await process.until_applied()).translation.scheduler == "wrr"
 
 
-async def test_a_refused_file_is_reported_with_field_and_line_and_the_previous_configuration_stays_applied(
+async def test_a_refused_file_is_not_applied_but_reported_with_its_field_and_line(
     path: pathlib.Path, process: Process, logs: Logs
 ) -> None:
     await process.check()

@@ -166,7 +166,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_process_that_is_stopped_before_its_start_has_finished_reports_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_only_reports_a_failure_if_a_signal_stops_it_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.asynccontextmanager
     async def hang(_chosen: object) -> AsyncIterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)

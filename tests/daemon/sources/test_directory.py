@@ -122,7 +122,7 @@ async def test_a_directory_that_changes_all_the_time_is_still_read(
         noise.cancel()
 
 
-async def test_if_the_link_of_a_config_map_volume_is_swapped_the_new_files_are_read(tmp_path: pathlib.Path) -> None:
+async def test_the_new_files_are_read_if_the_link_of_a_config_map_volume_is_swapped(tmp_path: pathlib.Path) -> None:
     for version, address in (("..1", "10.0.0.1"), ("..2", "10.0.0.2")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "a.yaml").write_text(manifest("a", address))
@@ -170,7 +170,7 @@ async def test_an_absent_directory_does_not_count_as_a_complete_list(tmp_path: p
     assert source.describe() == f"directory {place}"
 
 
-async def test_an_unreadable_file_is_read_again_until_it_is_readable_and_its_objects_stay_until_then(
+async def test_objects_of_a_file_stay_while_reading_the_file_fails_and_is_retried(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No second change happens, so the source must read the file again without a notification."""

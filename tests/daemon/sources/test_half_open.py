@@ -43,4 +43,4 @@ async def test_missed_changes_arrive_after_a_half_open_watch_is_abandoned(
             async with asyncio.timeout(WITHIN_S):
                 await running.sink.until(running.sink.has("web"))
         for resource in RESOURCES:
-            server.end_watches(resource)  # the server still considers these connections open, and would wait for their end
+            server.end_watches(resource)  # the server considers these connections open, and would wait for them when it stops

@@ -221,7 +221,7 @@ def test_an_unchanged_object_is_delivered_only_once(world: World) -> None:
 # Conflicts
 
 
-def test_if_two_files_have_the_same_object_the_alphabetically_second_file_is_rejected_once(
+def test_the_alphabetically_second_file_is_rejected_once_if_two_files_have_the_same_object(
     world: World,
 ) -> None:
     rejected, put = world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))
@@ -255,7 +255,7 @@ def test_a_service_that_has_a_cluster_ip_in_only_one_of_two_files_is_used_from_t
     assert world.remove(allotted) == [Gone(ObjectKind.SERVICE, ServiceName("default", "web"))]
 
 
-def test_if_two_documents_of_a_file_define_the_same_object_the_first_document_is_used(world: World) -> None:
+def test_the_first_document_of_a_file_is_used_if_two_documents_define_the_same_object(world: World) -> None:
     rejected, put = world.write(all=text(service("web", "10.0.0.1"), service("web", "10.0.0.2")))
     assert address(put) == "10.0.0.1"
     assert isinstance(rejected, Rejected)

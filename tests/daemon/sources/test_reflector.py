@@ -67,7 +67,7 @@ async def test_a_delivered_list_has_the_key_of_an_object_even_if_the_object_cann
     assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({WEB, ServiceName("default", "odd")}))
 
 
-async def test_a_continue_token_that_expires_between_pages_restarts_the_list_without_pages() -> None:
+async def test_all_objects_are_requested_in_one_page_if_the_continue_token_expires_between_pages() -> None:
     world = await run_script(page(service("a"), more="t1"), GONE, page(service("b"), version=120))
     assert "limit" not in world.lists[2]
     assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset({ServiceName("default", "b")}))
@@ -289,7 +289,7 @@ async def test_an_endless_stream_of_malformed_lines_does_not_cause_lists_without
     assert world.sleeps[-1] >= 12
 
 
-async def test_a_list_that_follows_a_refused_watch_does_not_name_the_refused_resource_version() -> None:
+async def test_the_watch_after_a_refused_watch_starts_at_the_version_of_a_new_list() -> None:
     world = await run_script(page(), ApiError.of_status(400, "invalid resource version"), page(version=200))
     assert "resourceVersion=200" in world.watches[1]
     assert len(world.sleeps) == 1
@@ -466,7 +466,7 @@ async def test_an_unconfirmed_list_is_requested_again_only_when_the_second_list_
     assert Trouble.DOUBTED not in world.progress[world.progress.index(Trouble.DOUBTED) + 1 :], "one request gives one list"
 
 
-async def test_while_a_list_is_unconfirmed_every_list_request_asks_for_the_latest_state() -> None:
+async def test_every_list_request_asks_for_the_latest_state_while_an_earlier_list_is_unconfirmed() -> None:
     world = World(page(), GONE, page())
     deliver = world.deliver
 

@@ -151,7 +151,7 @@ async def test_standard_error_names_the_list_while_a_command_waits_for_it(capsys
 
 
 @virtual_time.in_virtual_time
-async def test_a_serving_process_waits_without_a_limit_and_logs_from_time_to_time_that_it_waits() -> None:
+async def test_a_serving_process_never_stops_waiting_for_the_first_lists_and_logs_the_wait_repeatedly() -> None:
     store = without_services()
     healed = 0
 

@@ -101,7 +101,7 @@ def test_a_service_without_traffic_uses_no_memory_after_a_while() -> None:
     assert scene.rates.line(WEB) == ([], [])
 
 
-def test_work_on_many_virtual_servers_lets_other_tasks_run_in_between() -> None:
+def test_other_tasks_run_while_the_counters_of_many_virtual_servers_are_processed() -> None:
     keys = [builders.frontend(f"10.97.{number // 250}.{number % 250}", 80) for number in range(1000)]
     desired = {
         key: VirtualServer(key, VirtualServerSettings("rr"), owner=Owner(1, ServiceName("load", str(number))))

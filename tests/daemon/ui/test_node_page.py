@@ -156,7 +156,7 @@ def test_a_point_of_the_history_has_the_rates_since_the_previous_point() -> None
     assert history.last == Point(BEGAN_S + 30, 2, 4, 6, 8, 10, 0, None)
 
 
-def test_a_point_of_the_history_has_the_number_of_connections_that_are_open_at_its_time() -> None:
+def test_a_point_of_the_history_has_the_numbers_of_active_and_inactive_connections_at_its_time() -> None:
     history = History()
     for now, connections in ((0, ConnectionCounts(3, 5)), (2, None), (4, ConnectionCounts(4, 0))):
         history.add(None, connections, now, BEGAN_S + now)

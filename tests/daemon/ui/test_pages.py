@@ -123,7 +123,7 @@ async def test_the_node_page_shows_that_the_first_lists_are_not_complete_yet() -
 
 
 @in_virtual_time
-async def test_the_page_shows_a_stale_or_closed_watch_and_adds_an_event() -> None:
+async def test_the_page_shows_a_watch_that_is_not_connected_and_an_event_about_it() -> None:
     async with _serving() as node:
         await node.ask("node")
         node.watches[ObjectKind.SERVICE].connected = False
@@ -508,7 +508,7 @@ async def test_the_pages_remember_a_limited_number_of_opened_services_and_of_ans
 
 
 @in_virtual_time
-async def test_if_the_counters_cannot_be_read_the_page_shows_unknown_figures_and_otherwise_works() -> None:
+async def test_the_page_works_and_shows_unknown_figures_if_the_counters_cannot_be_read() -> None:
     async with _serving() as node:
         node.traffic.error = KernelError(action="read the counters of IPVS", errno=errno.EPERM)
         assert (await _watch(node, "node"))["connectionsPerSecond"] is None
@@ -571,7 +571,7 @@ async def test_viewers_beyond_the_limit_are_refused_with_a_sentence() -> None:
 
 
 @in_virtual_time
-async def test_the_page_answers_only_get_requests_whose_host_is_a_name_or_an_address_of_this_node() -> None:
+async def test_the_page_answers_a_request_only_if_the_method_is_get_and_the_host_header_names_this_node() -> None:
     node = _node()
     for host in ("localhost", "LOCALHOST:10249", "127.0.0.1:10249", "[::1]:10249", "10.0.0.7", builders.THIS_NODE):
         for path, content_type in (("/ui/", "text/html; charset=utf-8"), ("/ui/api/node.json", "application/json")):

@@ -93,7 +93,7 @@ def test_all_messages_count_as_unanswered_if_they_cannot_be_sent_or_their_answer
     assert opened[0].closed
 
 
-def test_messages_count_as_unanswered_and_a_dump_raises_an_error_if_no_socket_can_be_opened() -> None:
+def test_every_message_and_every_dump_fails_if_no_socket_can_be_opened() -> None:
     def connect(_protocol: int) -> FakeSocket:
         raise OSError(errno.EPROTONOSUPPORT, "no such protocol")
 

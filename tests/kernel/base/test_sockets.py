@@ -1,4 +1,4 @@
-"""Sockets that receive the kernel's notifications, with the real kernel."""
+"""These tests run on the real kernel, and check the sockets that receive the kernel's notifications."""
 
 import gc
 import socket

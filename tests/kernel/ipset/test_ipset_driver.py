@@ -152,7 +152,7 @@ def test_operations_on_several_sets_keep_their_order(driver: ipset.IpsetDriver) 
     assert driver.observe(IP_SETS) == {CLUSTER_IP.name: ("hash:ip,port", Family.IPV4, 65536, {there})}
 
 
-def test_if_the_answer_is_lost_every_entry_is_an_error_and_no_entry_is_sent_again() -> None:
+def test_all_entries_fail_and_none_is_sent_again_if_the_answer_of_the_kernel_is_lost() -> None:
     sockets: list[fake_netlink.FakeSocket] = []
 
     def connect(_protocol: int) -> fake_netlink.FakeSocket:
@@ -198,7 +198,7 @@ def test_a_set_with_another_revision_is_used_without_being_recreated(driver: ips
 
 
 def with_revisions(newest: bytes, lowest: bytes, created: list[int]) -> ipset.IpsetDriver:
-    """A driver on a fake kernel with these revisions of each set type.
+    """A driver on a fake kernel that supports the revisions from ``lowest`` to ``newest`` of each set type.
 
     The fake kernel adds the revision of each set that it creates to ``created``.
     """

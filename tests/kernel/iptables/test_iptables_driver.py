@@ -79,7 +79,7 @@ def new_driver(programs: pathlib.Path, *, save: str = "true", restore: str, vers
 
 
 @pytest.mark.parametrize(("version", "arguments"), [("1.6.1", "--noflush"), ("1.8.9", "-w 5 --noflush")])
-def test_iptables_restore_reads_rules_from_stdin_and_waits_for_the_iptables_lock_if_its_version_supports_waiting(
+def test_iptables_restore_gets_the_rules_on_stdin_and_an_option_to_wait_if_its_version_has_it(
     programs: pathlib.Path, version: str, arguments: str
 ) -> None:
     restore = f'echo "$@" > {programs}/arguments; cat > {programs}/stdin'
@@ -229,7 +229,7 @@ def test_a_family_counts_as_certainly_unusable_only_if_the_kernel_does_not_suppo
     assert refusal.is_certain is is_certain
 
 
-def test_if_a_program_hangs_its_family_does_not_count_as_certainly_unusable(
+def test_a_family_does_not_count_as_certainly_unusable_if_its_iptables_program_hangs(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = new_driver(programs, restore="exec sleep 600")

@@ -27,7 +27,7 @@ STRANGE = ChainKey("nat", "STRANGE")
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("family", Family)
-def test_only_chains_of_the_requested_family_count(family: Family) -> None:
+def test_has_chain_finds_only_chains_of_the_requested_family(family: Family) -> None:
     change(family, Variant.NF_TABLES, "nat", "-N", "STRANGE")
     other = Family.IPV6 if family is Family.IPV4 else Family.IPV4
     assert iptables_tables.has_chain(family, lambda key: key == STRANGE)
@@ -137,7 +137,7 @@ def test_reading_the_fingerprint_of_a_table_fails_if_the_table_cannot_be_read() 
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("family", Family)
-def test_checking_whether_nf_tables_accepts_rules_leaves_no_rule_or_table_behind(family: Family) -> None:
+def test_a_trial_of_nf_tables_leaves_no_rule_or_table_behind(family: Family) -> None:
     run("nft", "list", "tables")  # skips the test if this kernel or host has no nf_tables
     assert iptables_tables.take_rules(family, "nf_tables")
     assert run("nft", "list", "tables") == ""

@@ -82,7 +82,7 @@ def test_a_table_that_the_kernel_certainly_does_not_have_counts_as_clean(program
     assert rules(programs).read(NFT, concerns) == LeftRules()
 
 
-def test_if_nf_tables_has_none_of_our_chains_no_iptables_program_is_started(programs: pathlib.Path) -> None:
+def test_no_iptables_program_is_started_if_nf_tables_contains_none_of_our_chains(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-save", f"touch {programs}/started; exit 1")
     asked: list[ChainKey] = []
 
@@ -104,7 +104,7 @@ def test_if_chains_cannot_be_read_from_the_kernel_an_iptables_program_lists_the_
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_without_legacy_tables_no_iptables_program_is_started_and_no_module_is_loaded(
+def test_no_iptables_program_is_started_and_no_module_is_loaded_if_there_are_no_legacy_tables(
     programs: pathlib.Path, *, is_there: bool
 ) -> None:
     names = programs / NAMES
@@ -148,7 +148,7 @@ def test_an_audit_does_not_query_nf_tables_again_after_the_kernel_has_refused_a_
 
 
 @pytest.mark.parametrize("place", [LEGACY, NFT])
-def test_leftover_rules_are_neither_read_nor_removed_after_iptables_in_path_was_replaced_by_the_other_variant(
+def test_leftover_rules_are_neither_read_nor_removed_after_the_variant_in_path_has_changed(
     programs: pathlib.Path, place: RulesPlace
 ) -> None:
     """Otherwise, our own rules would count as leftovers of the other variant and would be removed."""

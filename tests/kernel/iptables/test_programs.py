@@ -195,7 +195,7 @@ def test_existing_jumps_keep_their_position_and_missing_jumps_are_inserted_at_th
     ]
 
 
-def test_writing_and_removing_our_rules_keeps_the_chains_and_rules_of_other_programs() -> None:
+def test_chains_and_rules_of_other_programs_stay_when_our_rules_are_written_and_removed() -> None:
     driver, skeleton = driver_beside_set()
     run("iptables", "-N", "STRANGE")
     run("iptables", "-A", "STRANGE", "-j", "DROP")

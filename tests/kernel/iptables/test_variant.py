@@ -43,7 +43,7 @@ def test_the_variant_that_already_has_rules_on_the_node_is_chosen(
 
 
 @pytest.mark.parametrize("both", [NOTHING, Evidence(others=2), Evidence(ours=2)])
-def test_if_both_variants_have_equally_many_rules_the_variant_in_path_is_chosen(both: Evidence) -> None:
+def test_the_variant_in_path_is_chosen_if_both_variants_have_equally_many_rules(both: Evidence) -> None:
     for default in Variant:
         choice = iptables_variant.decide({NFT: both, LEGACY: both}, default)
         assert (choice.variant, choice.reason, choice.commands) == (default, "it is the variant in PATH", iptables.COMMANDS)

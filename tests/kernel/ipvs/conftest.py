@@ -1,4 +1,4 @@
-"""The IPVS driver on a real kernel."""
+"""The fixture that provides an IPVS driver on the real kernel."""
 
 import contextlib
 from collections.abc import Iterator

@@ -121,7 +121,7 @@ def test_a_virtual_server_may_have_both_tunnelled_and_masqueraded_real_servers(
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(("address", "pod"), [("10.96.0.1", "10.244.0.{}"), ("fd00:96::1", "fd00:244::{}")])
-def test_a_new_virtual_server_whose_scheduler_is_set_last_gets_all_its_settings_and_real_servers(
+def test_a_new_virtual_server_has_all_settings_and_real_servers_if_its_scheduler_is_set_last(
     driver: ipvs.IpvsDriver, address: str, pod: str
 ) -> None:
     one = server(address, scheduler="mh", flags=SCHEDULER_PORT | PERSISTENT, timeout_s=60)

@@ -31,7 +31,7 @@ def test_an_existing_virtual_server_keeps_its_costly_scheduler_while_real_server
     assert ipvs_operations.as_sent(given) == (given, [0, 1])
 
 
-def test_each_operation_has_an_outcome_and_the_real_servers_that_the_kernel_accepts_share_one_outcome() -> None:
+def test_accepted_real_servers_of_an_operation_share_one_outcome_unlike_refused_real_servers() -> None:
     given = operations(Verb.ADD, PREPARED, PAIR, PLAIN)
     refused = Outcome(Operation(Verb.ADD, SECOND._replace(keys=(*SECOND.keys,))), "no memory", errno.ENOMEM)
     accepted = Outcome(Operation(Verb.ADD, FIRST._replace(keys=(*FIRST.keys,))))

@@ -247,7 +247,7 @@ def test_all_virtual_servers_are_read_even_if_their_number_has_grown_since_the_k
     assert table.asked.count(SERVICES) == 2
 
 
-def test_virtual_servers_of_other_protocols_are_counted_but_not_returned(table: Table) -> None:
+def test_virtual_servers_are_only_counted_if_no_service_can_have_their_protocol(table: Table) -> None:
     table.put(WEB)
     table.put(DNS, pod(1))
     table.foreign_protocol = 99

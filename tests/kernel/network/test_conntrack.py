@@ -218,7 +218,7 @@ def lost(*flows: bytes) -> Answers:
 
 
 @pytest.mark.parametrize("first", [listed(fake_flow(5), flags=0x10), lost(fake_flow(5))], ids=["inconsistent", "lost"])
-def test_an_incomplete_listing_is_repeated_and_flows_that_were_deleted_before_the_repetition_are_counted(first: Answers) -> None:
+def test_the_count_includes_flows_that_were_deleted_before_an_incomplete_listing_was_repeated(first: Answers) -> None:
     table = Table(first, listed(fake_flow(5, client_number=2), fake_flow(6)))
     driver = conntrack.ConntrackDriver(table.connect)
     assert removed(driver.apply([cleaning(Family.IPV4, 6)])) == [2]

@@ -49,15 +49,13 @@ def test_events_distinguish_addresses_of_the_watched_device_from_addresses_of_ot
     assert listener.read() == ()
 
 
-def test_deleting_the_watched_device_is_an_event_and_deleting_another_interface_is_no_event(
-    listener: notify.ChangeListener, device: str
-) -> None:
+def test_deleting_an_interface_is_an_event_only_if_it_is_the_watched_device(listener: notify.ChangeListener, device: str) -> None:
     ip("link", "add", "other0", "type", "bridge")
     ip("link", "del", "other0")
     assert listener.read() == ()
     ip("address", "add", "192.0.2.1/32", "dev", device)
     ip("link", "del", device)
-    assert listener.read() == (OURS, OURS, OURS)  # the address was added and removed, and then the device was deleted
+    assert listener.read() == (OURS, OURS, OURS)  # for the added address, the removed address, and the deleted device
 
 
 def test_a_recreated_device_is_watched_again_and_lo_is_never_mistaken_for_it(
@@ -96,7 +94,7 @@ def test_our_own_changes_of_addresses_are_not_reported_as_events(device: str) ->
         assert listener.read()[-1] is OURS
 
 
-def test_a_change_of_our_routes_by_another_program_is_an_event_and_a_change_of_other_routes_is_no_event(
+def test_a_change_of_routes_by_another_program_is_an_event_only_if_the_routes_are_ours(
     listener: notify.ChangeListener,
 ) -> None:
     ip("link", "set", "lo", "up")

@@ -1,4 +1,4 @@
-"""Notifications of nf_tables, with the real nf_tables of this machine, and with a failing socket."""
+"""Tests the notifications of nf_tables: with the real nf_tables of this machine, and with a socket whose reads fail."""
 
 import contextlib
 import errno
@@ -121,7 +121,7 @@ def test_lost_notifications_count_as_a_change() -> None:
     assert (changes.count, changes.fileno()) == (1, 77)
 
 
-def test_a_broken_socket_is_closed_and_every_later_query_assumes_a_change() -> None:
+def test_every_query_reports_a_change_after_the_socket_broke_and_was_closed() -> None:
     failing = Failing(errno.EBADF)
     changes = NftChanges((), lambda: cast("Any", failing))
     assert changes.read()

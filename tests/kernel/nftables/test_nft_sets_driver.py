@@ -63,7 +63,7 @@ def test_a_set_of_another_type_does_not_count_as_one_of_our_sets(driver: NftSets
     assert driver.observe([CLUSTER])[CLUSTER].differs_from(IP_SETS[CLUSTER])
 
 
-def test_if_one_entry_is_refused_all_other_entries_are_still_added(driver: NftSetsDriver) -> None:
+def test_all_other_entries_are_added_if_one_entry_is_refused(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     wrong = SetEntry(CLUSTER, parse_address("fd00::1"), Protocol.TCP, 80)
     without = SetEntry(CLUSTER, parse_address("10.0.0.9"), None, 80)
@@ -72,7 +72,7 @@ def test_if_one_entry_is_refused_all_other_entries_are_still_added(driver: NftSe
     assert set(driver.observe([CLUSTER])[CLUSTER].entries) == {entry(1), entry(2)}
 
 
-def test_entries_of_a_missing_set_fail_and_entries_of_other_sets_succeed(driver: NftSetsDriver) -> None:
+def test_operations_on_a_missing_set_fail_without_affecting_other_sets(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     absent, there = apply(driver, Verb.ADD, entry(1, "KUBE-EXTERNAL-IP"), entry(1))
     assert (absent.errno, there.error) == (errno.ENOENT, "")
@@ -281,7 +281,7 @@ def test_a_catch_all_element_is_observed_and_removed_like_an_entry(driver: NftSe
     assert result(driver, Verb.REMOVE, ForeignElement(name)) == ("", True)
 
 
-def test_elements_that_the_kernel_lists_after_a_catch_all_element_are_read() -> None:
+def test_set_entries_are_read_even_if_the_kernel_lists_a_catch_all_element_before_them() -> None:
     """The kernel lists the catch-all element last, but does not promise this order."""
     encoded = nft_message.element_for_all_others() + nft_sets.encode(IP_SETS[CLUSTER], entry(1))
     described = nft_message.new_set(CLUSTER, nft_sets.shape(IP_SETS[CLUSTER]), 1)

@@ -1,4 +1,7 @@
-"""How rules of other programs treat packets to Services, with the real nf_tables of this machine."""
+"""Covers what ipvsproxy finds out from nf_tables about rules of other programs: how these rules treat packets to Services.
+
+Tests with the mark ``real`` use the nf_tables of this machine.
+"""
 
 import shutil
 import subprocess

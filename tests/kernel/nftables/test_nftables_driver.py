@@ -73,7 +73,7 @@ def test_additions_and_removals_that_do_not_depend_on_each_other_are_sent_in_one
     assert held(driver) == {entry(3), entry(4)}
 
 
-def test_a_refused_transaction_is_split_and_each_operation_gets_a_separate_outcome(driver: NftDriver) -> None:
+def test_each_operation_of_a_refused_transaction_gets_a_separate_outcome(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     absent, present, wanted = entries(Verb.REMOVE, 9), entries(Verb.REMOVE, 1), entries(Verb.ADD, 5)
     outcomes = driver.apply([wanted, absent, present])
@@ -199,7 +199,7 @@ def test_the_rules_that_use_a_set_are_kept_when_the_set_is_replaced_without_new_
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
 
 
-def test_a_set_that_cannot_be_replaced_because_a_rule_of_another_program_uses_it_is_reported(driver: NftDriver) -> None:
+def test_a_set_is_reported_if_a_rule_of_another_program_prevents_its_replacement(driver: NftDriver) -> None:
     content = f"set {CLUSTER} {{ type ipv4_addr; size 2; }}; chain theirs {{ ip daddr @{CLUSTER} drop; }}"
     load(f"table inet ipvsproxy {{ {content}; }}\n")
     (outcome,) = driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER])])

@@ -1,4 +1,4 @@
-"""Translating one rule to rules of nf_tables, without a kernel."""
+"""Covers the translation of one rule to rules of nf_tables, without a kernel."""
 
 import dataclasses
 import hashlib

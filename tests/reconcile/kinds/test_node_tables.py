@@ -264,7 +264,7 @@ def test_a_flow_that_two_services_desire_belongs_to_the_older_service_until_its_
     assert list(tables.flows.pending) == [FLOW]
 
 
-def test_only_the_owner_of_a_virtual_server_decides_whether_this_nodes_own_connections_are_refused() -> None:
+def test_a_virtual_server_refuses_connections_of_this_node_only_if_its_owner_asks_for_it() -> None:
     tables = new_claims(examples.state(OLD, KEY), examples.state(YOUNG, KEY, refused=[KEY]))
     assert Survey(tables).refused() == frozenset()
     at_once(tables.putting(OLD.service, None))

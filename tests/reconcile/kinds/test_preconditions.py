@@ -232,7 +232,6 @@ def _assert_answered(node: simulation.SimulatedNode, protocol: Protocol, operati
     """Assert that no set entry exempts traffic to another node from masquerading.
 
     The replies must return through this node.
-
     """
     for key, entry in local_entries(protocol).items():
         server = node.kernel.virtual_servers.get(key)
@@ -297,7 +296,7 @@ def test_a_removed_endpoint_gets_weight_zero_at_once_even_if_the_traffic_policy_
         assert Operation(Verb.ADD, RealServers.of(key, ELSEWHERE, 1)) not in operations
 
 
-def test_only_entries_that_exempt_traffic_from_masquerading_wait_for_the_removal_of_an_undesired_real_server() -> None:
+def test_only_entries_that_prevent_masquerading_wait_until_an_undesired_real_server_is_removed() -> None:
     node = serving(shop(Protocol.TCP, local=True))
     for server in node.kernel.virtual_servers.values():
         server.real_servers[ELSEWHERE] = 1

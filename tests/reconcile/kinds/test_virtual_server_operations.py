@@ -49,7 +49,9 @@ def test_a_virtual_server_that_equals_its_desired_state_needs_no_operation(key: 
     "settings",
     [VirtualServerSettings("wlc"), VirtualServerSettings("rr", PERSISTENT, 10800), VirtualServerSettings("rr", SCHEDULER_PORT)],
 )
-def test_wrong_settings_of_a_virtual_server_are_edited_and_its_real_servers_stay(settings: VirtualServerSettings) -> None:
+def test_wrong_settings_of_a_virtual_server_are_corrected_without_a_removal_of_its_real_servers(
+    settings: VirtualServerSettings,
+) -> None:
     desired = examples.virtual_server(KEY, ONE)
     assert operations(desired, examples.observed({ONE: 1}, settings=settings)) == [Operation(Verb.SET, desired)]
 
@@ -130,7 +132,7 @@ def limited(weights: dict[RealServerKey, int], thresholds: dict[RealServerKey, T
 LIMITS = Thresholds(10, 5)
 
 
-def test_consecutive_new_real_servers_of_equal_weight_are_added_in_order_by_one_operation() -> None:
+def test_one_operation_adds_consecutive_new_real_servers_of_equal_weight_in_their_order() -> None:
     wish = weighed({ONE: 5, TWO: 5, THREE: 0})
     assert operations(wish, None)[1:] == [
         Operation(Verb.ADD, RealServers(KEY, (ONE, TWO), 5)),

@@ -24,7 +24,7 @@ def test_a_kube_proxy_table_without_a_comment_is_recognised_because_old_versions
     assert leftovers.why_foreign(dataclasses.replace(LEFT, comment="")) == ""
 
 
-def test_if_no_table_exists_no_removal_is_needed() -> None:
+def test_no_removal_is_needed_if_no_table_exists() -> None:
     assert leftovers.removal_of_table(None) == Removal()
 
 

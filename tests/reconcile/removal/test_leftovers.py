@@ -115,7 +115,7 @@ def test_a_leftover_chain_is_emptied_once_and_not_deleted_if_a_rule_of_another_p
     assert (done.is_needed, done.staying) == (False, (other_reference,))
 
 
-def test_the_chain_that_marks_for_masquerading_keeps_its_rules_while_a_network_plug_in_jumps_to_it() -> None:
+def test_kube_mark_masq_keeps_its_rules_while_a_chain_of_a_network_plug_in_jumps_to_it() -> None:
     marks = ChainKey("nat", nat.MARK_MASQUERADE)
     hairpin = reference(
         ChainKey("nat", "CNI-DN-0123456789abcdef01234"), marks, match="-s 10.244.1.0/24 -p tcp -m tcp --dport 8080"

@@ -66,7 +66,7 @@ def test_a_cleanup_of_a_kernel_without_our_objects_removes_nothing() -> None:
     assert own_objects.plan(Observation(), OURS, ()).operations == ()
 
 
-def test_a_cleanup_does_not_touch_the_rules_of_a_family_without_our_rules() -> None:
+def test_a_cleanup_removes_no_rules_in_an_ip_family_that_has_none_of_our_rules() -> None:
     assert own_objects.plan(kernel_with(jumps=()), OURS, ()).rules == ()
 
 
@@ -117,7 +117,7 @@ def hiding(*entries: SetEntry, routed: bool = False) -> Observation:
 
 
 @pytest.mark.parametrize("routed", [False, True])
-def test_only_objects_that_hide_an_api_server_are_removed(*, routed: bool) -> None:
+def test_only_objects_that_intercept_connections_to_an_api_server_are_removed(*, routed: bool) -> None:
     others = SetEntry(SETS_AT_API_SERVER[0].set, AT_API_SERVER.address, Protocol.TCP, 80)
     todo = own_objects.give_up(hiding(*SETS_AT_API_SERVER, others, routed=routed), (), [API_SERVER], ())
     assert todo.virtual_servers == (remove(VirtualServer(AT_API_SERVER, examples.ROUND_ROBIN)),)
@@ -125,7 +125,7 @@ def test_only_objects_that_hide_an_api_server_are_removed(*, routed: bool) -> No
     assert todo.witnesses == (*(remove(SetEntries.of(one)) for one in SETS_AT_API_SERVER), remove(kind.of(API_SERVER.address)))
 
 
-def test_a_virtual_server_that_may_lead_to_the_api_server_is_removed_only_at_an_external_address() -> None:
+def test_a_virtual_server_that_may_lead_to_an_api_server_is_removed_only_if_its_address_is_external() -> None:
     observed = hiding()
     server = ObservedVirtualServer(examples.ROUND_ROBIN, {builders.backend("10.244.0.9", 6443): 1})
     assert observed.virtual_servers is not None

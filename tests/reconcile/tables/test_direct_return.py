@@ -45,7 +45,7 @@ def marks_of(node: SimulatedNode) -> dict[SetKind, int]:
 
 
 def key_of(node: SimulatedNode, kind: SetKind) -> VirtualServerKey:
-    """The virtual server of the mark that the entry of this set gives to packets."""
+    """The virtual server whose mark the entry in the set of this kind gives to packets."""
     return FirewallMark.of(Family.IPV4, marks_of(node)[kind])
 
 
@@ -134,7 +134,7 @@ def test_sets_of_direct_return_that_do_not_exist_are_read_once() -> None:
     assert sets_of_direct_return(node) == set()
 
 
-def test_sets_of_direct_return_are_read_while_they_are_desired_or_observed() -> None:
+def test_sets_of_direct_return_are_read_as_long_as_they_are_desired_or_exist_in_the_kernel() -> None:
     node = node_with()
     node.sync()
     assert sets_of_direct_return(node) == DIRECT_KINDS
@@ -142,7 +142,8 @@ def test_sets_of_direct_return_are_read_while_they_are_desired_or_observed() -> 
     off.kernel.fail(lambda operation: operation.item == IpSet(SetKind.NODES, Family.IPV4), times=1)
     off.sync()
     assert sets_of_direct_return(off) == {SetKind.NODES}
-    off.kernel.chains[Family.IPV4].pop(SCOPE_CHAINS[0])  # the in-memory kernel does not remove the last chains of a table
+    # removed here, because the in-memory kernel keeps the last chains of a table
+    off.kernel.chains[Family.IPV4].pop(SCOPE_CHAINS[0])
     off.sync(after_s=60)
     assert sets_of_direct_return(off) == set()
 

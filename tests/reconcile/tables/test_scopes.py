@@ -1,7 +1,6 @@
 """Tests the second scopes of external addresses (docs/scopes.md) on an in-memory kernel.
 
 Covers marks, and the virtual servers and set entries of marks.
-
 """
 
 import dataclasses
@@ -88,7 +87,7 @@ def traces_of(node: SimulatedNode) -> list[str]:
     return [*sets, *(str(key) for key in node.kernel.virtual_servers if isinstance(key, FirewallMark))]
 
 
-def test_with_policy_local_the_address_leads_to_local_endpoints_and_the_mark_to_all_endpoints() -> None:
+def test_only_marked_packets_reach_endpoints_on_other_nodes_if_the_traffic_policy_is_local() -> None:
     node = serving(shop())
     plain = node.kernel.virtual_servers[builders.frontend(BALANCER, 80)]
     assert {str(one.address) for one in plain.real_servers} == {HERE}
@@ -153,7 +152,7 @@ def test_the_survey_finds_the_firewall_mark_that_a_service_port_uses_for_its_sec
     assert survey.scope(port, Family.IPV6) is None
 
 
-def test_a_family_does_not_count_as_lacking_objects_if_only_the_sets_of_scopes_are_missing() -> None:
+def test_a_family_is_not_lacking_if_only_sets_of_second_scopes_are_missing() -> None:
     node = serving(shop())
     lost = IpSet(SetKind.SCOPE, Family.IPV4)
     del node.kernel.sets[lost.name]
@@ -183,7 +182,10 @@ def test_services_that_begin_to_wait_for_a_mark_are_reported_once() -> None:
 
 
 def plan_additions(node: SimulatedNode) -> None:
-    """Apply only additions until no addition is left, as ipvsproxy does until the first list is confirmed."""
+    """Apply additions, and no other operations, until no addition is left.
+
+    Before the first list is confirmed, ipvsproxy does the same.
+    """
     node.plan()
     add(node)
 
@@ -267,7 +269,7 @@ def test_no_service_gets_a_mark_that_another_program_took_while_no_process_ran()
     assert marks_of(node) == {BALANCER: SECOND}
 
 
-def test_the_search_for_free_marks_checks_each_used_mark_only_once() -> None:
+def test_a_mark_that_is_in_use_is_checked_only_once_in_the_search_for_free_marks() -> None:
     asked: list[int] = []
     marks = Marks(lambda mark: not asked.append(mark) and mark > 0x3F00)  # type: ignore[func-returns-value]
     marks.adopt(0x3FFF)
@@ -365,7 +367,7 @@ def test_a_port_that_loses_its_mark_in_one_family_keeps_its_mark_in_the_other_fa
     assert marks_of(node) == {BALANCER: mark, "2001:db8::12": mark}
 
 
-def test_an_excluded_range_of_all_addresses_does_not_exclude_the_virtual_servers_of_marks() -> None:
+def test_virtual_servers_of_marks_are_not_excluded_even_if_a_range_excludes_all_addresses() -> None:
     node = serving(shop(), excluded=["0.0.0.0/0"])
     plan = own_objects.plan(dataclasses.replace(node.kernel.observe(), skeletons={}), {}, builders.networks("0.0.0.0/0"))
     assert [one.item.key for one in plan.virtual_servers] == [FirewallMark.of(Family.IPV4, FIRST)]
@@ -446,7 +448,7 @@ def shared(name: str, number: int, created_s: float, *addresses: str, node_port:
 
 
 def services_by_address(node: SimulatedNode) -> dict[str, set[str]]:
-    """The endpoints that get new connections; the key is a destination address whose packets get a mark."""
+    """Maps each destination address whose packets get a mark to the endpoints that get the address's new connections."""
     servers = {key.mark: one for key, one in node.kernel.virtual_servers.items() if isinstance(key, FirewallMark)}
     return {
         address: {str(one.address) for one, weight in servers[mark].real_servers.items() if weight}

@@ -1,4 +1,4 @@
-"""Second scopes during random changes, restarts, kills and operations that the kernel refuses, with fewer marks than Services."""
+"""Tests second scopes during random changes, restarts, kills and refused operations. There are fewer marks than Services."""
 
 import dataclasses
 import random
@@ -99,7 +99,7 @@ class Shops:
         self.node.restart()
 
     def change(self, what: str) -> None:
-        """Let a random event happen, and perhaps a sync after it."""
+        """Let the event ``what`` happen with random details, and perhaps a sync after it."""
         node, chance = self.node, self.random.random
         match what:
             case "put" | "only additions" | "kill" | "refuse":

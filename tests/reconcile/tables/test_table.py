@@ -13,7 +13,7 @@ OLD, MIDDLE, YOUNG = (Owner(age, ServiceName("ns", name)) for age, name in ((1, 
 
 
 def table(is_protected: Callable[[str], bool] = lambda _: False) -> Table[str, tuple[Owner, int], int]:
-    """A table in which owners desire numbers for keys."""
+    """An empty table in which each owner can desire a number for each key."""
     return Table(lambda desired: desired[0], lambda desired, observed: desired[1] != observed, is_protected)
 
 
@@ -155,7 +155,7 @@ def test_whether_a_key_belongs_to_ipvsproxy_is_decided_again_after_the_key_vanis
     assert set(numbers.foreign) == {"key"}
 
 
-def test_protected_keys_are_never_removed_but_are_changed_while_desired() -> None:
+def test_a_protected_key_is_never_removed_but_is_changed_if_its_desired_value_differs() -> None:
     numbers = table(lambda key: key == "protected")
     list(numbers.observing({"protected": 1}, ours("protected")))
     assert pending(numbers) == []
@@ -220,7 +220,7 @@ def test_replacing_desired_values_compares_only_the_keys_that_changed() -> None:
     assert compared == [700]
 
 
-def test_drift_is_counted_once_and_never_at_the_first_read() -> None:
+def test_drift_after_the_first_read_is_counted_once() -> None:
     numbers = desiring(kept=1, lost=1, changed=1, never=1)
     list(numbers.observing({"kept": 1, "lost": 1, "changed": 1, "old": 1}, ours("kept", "lost", "changed", "old")))
     assert numbers.drifted == 0, "what a former process left is no drift"

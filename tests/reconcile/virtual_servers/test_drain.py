@@ -93,7 +93,9 @@ def test_connections_of_old_drains_are_read_less_often_but_at_least_twice_a_minu
 
 
 @pytest.mark.parametrize("counts", [{ONE: BUSY}, None], ids=["busy", "unreadable"])
-def test_after_the_deadline_a_drain_with_connections_is_over(counts: dict[RealServerKey, ConnectionCounts] | None) -> None:
+def test_a_drain_ends_at_its_deadline_even_if_connections_remain_or_are_unknown(
+    counts: dict[RealServerKey, ConnectionCounts] | None,
+) -> None:
     drains = Judged(ONE)
     assert drains.see(counts, 159.5, deadline_s=60) == []
     assert drains.next_s() == 160
@@ -125,7 +127,7 @@ def test_beginning_a_drain_again_does_not_change_its_deadline() -> None:
     assert drains.see({ONE: BUSY}, 160, deadline_s=60) == [ONE]
 
 
-def test_a_request_to_read_connections_may_bring_the_scheduled_time_forward_but_never_postpones_it() -> None:
+def test_a_request_to_read_connections_may_advance_but_never_delays_the_next_reading() -> None:
     drains = Judged(ONE)
     drains.see({ONE: BUSY}, 100)
     drains.ask(KEY, 1000)
@@ -168,7 +170,7 @@ def test_waiting_drains_are_released_in_the_order_in_which_they_began_to_wait() 
     assert (drains.waiting, drains.over, len(drains)) == (0, 0, 0)
 
 
-def test_at_most_the_allowed_number_of_drains_wait() -> None:
+def test_the_number_of_drains_that_wait_never_exceeds_its_limit() -> None:
     drains = Judged(ONE, TWO, THREE)
     assert drains.see({ONE: IDLE, TWO: BUSY, THREE: IDLE}, 100, may_wait=1) == [THREE]
     assert drains.see({}, 101, may_wait=1) == [TWO], "the one that waits already is counted"
@@ -222,7 +224,7 @@ def test_a_real_server_without_connections_is_removed_as_soon_as_its_drain_has_b
     )
 
 
-def test_at_most_the_allowed_number_of_real_servers_is_removed_at_once() -> None:
+def test_removals_at_once_returns_no_more_removals_than_there_is_room_for() -> None:
     done = [outcome(Verb.SET, ONE), outcome(Verb.SET, TWO), outcome(Verb.SET, THREE)]
     counts = {KEY: {ONE: IDLE, TWO: BUSY, THREE: IDLE}}
     assert [operation.item for operation in removals_at_once(done, counts, 1)] == [RealServers.of(KEY, ONE, 0)]
@@ -239,7 +241,7 @@ def test_at_most_the_allowed_number_of_real_servers_is_removed_at_once() -> None
     ],
     ids=["is wanted again", "has its weight still", "is gone", "is no real server"],
 )
-def test_a_real_server_whose_drain_did_not_begin_is_not_removed_at_once(done: Outcome) -> None:
+def test_no_real_server_is_removed_at_once_if_its_drain_did_not_begin(done: Outcome) -> None:
     assert removals_at_once([done], {KEY: {ONE: IDLE}}, 9) == []
 
 

@@ -48,7 +48,7 @@ def owner_of(tables: NodeTables) -> Owner:
 @pytest.mark.parametrize("asked_for", OTHERS)
 @pytest.mark.parametrize("allotted", [SetKind.CLUSTER_IP, SetKind.NODE_PORT_TCP])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_an_address_allocated_by_the_api_server_wins_over_an_older_external_address(
+def test_an_address_allocated_by_the_api_server_wins_over_the_external_address_of_an_older_service(
     asked_for: SetKind, allotted: SetKind, *, is_first: bool
 ) -> None:
     tables = new_claims()

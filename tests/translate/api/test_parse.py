@@ -47,7 +47,7 @@ def test_a_service_that_is_not_served_still_has_its_name_uid_and_type() -> None:
     assert (service.name, service.uid, service.options.type) == (NAME, "u-1", ServiceType.EXTERNAL_NAME)
 
 
-def test_a_service_of_an_unknown_type_is_served_as_cluster_ip_and_the_reason_is_given() -> None:
+def test_a_service_of_unknown_type_is_served_as_cluster_ip_and_its_unknown_type_is_reported() -> None:
     service = _service({"type": "Tunnel"})
     assert service.options.type is ServiceType.CLUSTER_IP
     assert service.cluster_addresses == builders.addresses("10.96.0.10")
@@ -178,7 +178,7 @@ def test_an_invalid_node_port_does_not_affect_the_port_of_the_service() -> None:
     assert _reasons(service) == ["spec.ports[0].nodePort: 70000 is outside 1..65535"]
 
 
-def test_external_addresses_are_parsed_without_duplicates_and_invalid_addresses_are_reported() -> None:
+def test_each_valid_external_address_is_parsed_once_and_each_invalid_address_is_reported() -> None:
     texts = ["192.0.2.1", " 192.0.2.2 ", "", "192.0.2.1", "nonsense", "2001:db8::1"]
     service = _service({"clusterIPs": ["10.96.0.10", "fd00:10:96::10"], "externalIPs": texts})
     assert service.options.external_addresses == builders.addresses("192.0.2.1", "192.0.2.2", "2001:db8::1")
@@ -314,7 +314,7 @@ def test_any_service_document_is_parsed_without_an_error(document: dict[str, Any
         (60_000, {"ingress": 1}, 60_000),
     ],
 )
-def test_a_service_uses_fewer_of_its_ports_if_each_port_needs_many_set_entries(
+def test_only_the_first_ports_of_a_service_are_used_if_all_ports_need_too_many_set_entries(
     number: int, addresses: dict[str, int], used: int
 ) -> None:
     texts = {name: [str(Address((10 << 24 | one).to_bytes(4))) for one in range(count)] for name, count in addresses.items()}

@@ -234,7 +234,7 @@ IGNORED = Skipped(f"metadata.annotations[{CILIUM}]", f"only 0 means the same as 
         *(({OURS: "7", CILIUM: text}, 7, ()) for text in ("0", "50")),
     ],
 )
-def test_the_weight_of_an_endpoint_slice_applies_to_all_endpoints_and_ciliums_weight_is_used_only_if_zero(
+def test_all_endpoints_get_the_weight_of_their_slice_but_ciliums_annotation_counts_only_if_zero(
     annotations: dict[str, str], weight: int | None, skipped: tuple[Skipped, ...]
 ) -> None:
     endpoints = [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))]

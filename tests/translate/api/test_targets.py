@@ -50,7 +50,7 @@ def test_a_body_that_is_not_a_list_of_slices_is_rejected(body: bytes) -> None:
         targets.of_list(body)
 
 
-def test_an_invalid_item_of_a_list_yields_no_pods_and_does_not_affect_the_pods_of_other_items() -> None:
+def test_only_the_valid_items_of_a_list_yield_pods() -> None:
     broken = _slice({"addresses": "10.0.0.1"})
     assert set(targets.of_list(json.dumps({"metadata": {}, "items": [broken, _slice(POD)]}).encode())) == {(WEB, HERE)}
 
@@ -91,7 +91,7 @@ def test_a_port_without_a_valid_number_yields_no_pods(port: dict[str, int], *, i
         {**_slice(), "endpoints": None},
     ],
 )
-def test_documents_without_valid_endpoints_of_a_service_yield_no_pods(document: object) -> None:
+def test_a_document_yields_no_pods_if_it_has_no_valid_endpoint_that_belongs_to_a_service(document: object) -> None:
     assert targets.of_documents([document]) == {}
 
 

@@ -89,12 +89,12 @@ def test_services_without_rare_fields_share_one_empty_object_for_these_fields(cl
     assert state_of(service(cluster=cluster), endpoint_slice(endpoint("10.244.0.5"))).rare is NO_RARITIES
 
 
-def test_the_invalid_parts_of_a_service_are_kept_in_its_state() -> None:
+def test_the_desired_state_of_a_service_lists_the_invalid_parts_of_the_service() -> None:
     detail = Skipped("spec.externalIPs", "'x' is not an IP address")
     assert state_of(builders.with_options(service(), skipped=(detail,))).rare.skipped == (detail,)
 
 
-def test_a_family_that_this_node_does_not_serve_is_reported_but_not_as_invalid() -> None:
+def test_an_unserved_family_is_skipped_with_a_reason_and_does_not_count_as_invalid() -> None:
     given = state_of(service(cluster=["10.96.0.10", "fd00:10:96::10"]), settings=Settings(families=frozenset({Family.IPV4})))
     reason = "fd00:10:96::10: this node does not serve IPv6, so nothing of that family is served"
     assert given.rare.skipped == (Skipped("spec.clusterIPs", reason, invalid=False),)
@@ -115,7 +115,7 @@ def test_a_node_with_only_one_ip_family_serves_only_services_of_that_family(fami
 
 
 @pytest.mark.checklist(33)
-def test_an_endpoint_port_with_the_same_number_but_another_protocol_is_not_used() -> None:
+def test_an_endpoint_port_is_not_used_if_its_protocol_differs_from_that_of_the_service_port() -> None:
     udp = endpoint_slice(endpoint("10.244.0.5"), ports=[endpoint_port(8080, Protocol.UDP)])
     assert backends(state_of(service(external=["192.0.2.1"]), udp), "192.0.2.1") == set()
 
@@ -151,7 +151,7 @@ def test_if_endpoint_slices_contradict_each_other_the_order_of_their_names_decid
 
 
 @pytest.mark.checklist(76)
-def test_ready_endpoints_are_real_servers_and_local_endpoints_are_in_the_hairpin_set() -> None:
+def test_all_ready_endpoints_are_real_servers_but_only_local_endpoints_are_in_the_hairpin_set() -> None:
     slices = endpoint_slice(
         endpoint("10.0.1.1"),
         endpoint("10.0.1.2", OTHER_NODE),

@@ -94,7 +94,7 @@ def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) 
 
 
 def _local_count(*slices: EndpointSlice, ports: tuple[ServicePort, ...]) -> int:
-    """The number of local endpoints that the health check of a load balancer with the same endpoints returns."""
+    """Returns the number of local endpoints in the health-check answer for a load balancer that has these slices and ports."""
     desired = service("dns", *ports, kind=ServiceType.LOAD_BALANCER, external_local=True, health_check_node_port=30000)
     return state_of(desired, *slices).rare.local_endpoints[HealthCheckPort(Family.IPV4, 30000)]
 

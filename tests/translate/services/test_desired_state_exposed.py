@@ -60,7 +60,7 @@ def test_a_node_port_has_its_own_virtual_server_in_each_family_in_addition_to_th
 
 
 @pytest.mark.parametrize("cluster", [[CLUSTER_IP], [CLUSTER_IP_V6], [CLUSTER_IP, CLUSTER_IP_V6]])
-def test_a_service_address_is_on_the_device_or_has_a_route_as_the_operator_chooses(cluster: list[str]) -> None:
+def test_a_service_address_is_on_the_device_or_has_a_route_depending_on_the_binding(cluster: list[str]) -> None:
     external = ["50.60.70.81", "2012::51"]
     made = service("web", service_port(80), cluster=cluster, external=external)
     by_address, by_route = (state_of(made, *BOTH_SLICES, settings=Settings(binding=binding)) for binding in Binding)
@@ -71,7 +71,7 @@ def test_a_service_address_is_on_the_device_or_has_a_route_as_the_operator_choos
     assert (by_address.served, by_address.entries) == (by_route.served, by_route.entries)
 
 
-def test_an_address_of_the_node_never_gets_a_route() -> None:
+def test_no_local_route_is_desired_for_an_address_of_the_node() -> None:
     made = service("web", service_port(80), cluster=[CLUSTER_IP], external=["100.101.102.103"])
     state = state_of(made, view=builders.node_view(DUAL_NODE), settings=Settings(binding=Binding.ROUTES))
     assert state.routes == builders.addresses(CLUSTER_IP)
@@ -147,7 +147,7 @@ def test_on_a_node_without_an_address_a_node_port_has_no_virtual_server_and_no_s
 
 
 @pytest.mark.checklist(31, 32)
-def test_external_addresses_including_loopback_are_served_in_the_families_of_the_cluster_ips() -> None:
+def test_external_addresses_even_loopback_are_served_only_in_the_families_of_the_cluster_ips() -> None:
     state = state_of(service(external=["50.60.70.81", "2012::51", "127.0.0.1"]), settings=ONLY_V4)
     assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 50.60.70.81:80", "TCP 127.0.0.1:80"}
     assert not any(server.real_servers for server in state.served), "there are no endpoints"
@@ -213,7 +213,7 @@ def test_a_load_balancer_address_is_a_virtual_server_and_its_connections_are_mas
 
 
 @pytest.mark.checklist(37)
-def test_a_load_balancer_address_with_policy_local_leads_to_local_endpoints_and_keeps_the_clients_address() -> None:
+def test_policy_local_limits_a_load_balancer_address_to_local_endpoints_without_masquerading() -> None:
     state = _on_a_node_without_addresses(_load_balancer(external_local=True))
     assert backends(state, "1.2.3.4") == {"10.180.0.1:8080"}
     assert backends(state, CLUSTER_IP) == {"10.180.0.1:8080", "10.180.1.1:8080"}

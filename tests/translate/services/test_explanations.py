@@ -53,7 +53,7 @@ def test_a_local_policy_for_internal_or_external_traffic_does_not_affect_the_oth
     assert _codes(builders.service(internal_local=True), both)["10.244.1.1"] == ("other_node", "")
 
 
-def test_an_endpoint_of_an_endpoint_slice_without_the_service_port_has_a_reason() -> None:
+def test_an_endpoint_is_reported_as_unused_if_its_endpoint_slice_lacks_the_service_port() -> None:
     (port,) = _explain(
         builders.service("web", builders.service_port(80, name="http")),
         builders.endpoint_slice(endpoint("10.244.0.1"), ports=[builders.endpoint_port(name="https")]),

@@ -138,7 +138,7 @@ def test_on_an_address_of_this_node_only_the_port_of_the_api_server_is_refused(a
     assert refusal.admit(service("10.96.0.10", address, port=80), view, SETTINGS)[1] == ()
 
 
-def test_an_api_servers_address_is_served_as_a_cluster_ip_but_refused_as_an_external_address() -> None:
+def test_an_address_of_the_api_server_is_served_as_cluster_ip_but_refused_as_external_address() -> None:
     view = node_view(api_servers=frozenset({builders.backend("10.96.0.1", 443)}))
     assert refusal.admit(service("10.96.0.1", port=443), view, SETTINGS)[1] == ()
     assert refusal.admit(service("10.96.0.10", "10.96.0.1"), view, SETTINGS)[1]

@@ -145,7 +145,7 @@ def test_the_weight_of_an_endpoint_slice_overrides_weight_rules_and_needs_no_ann
     assert reasons(state)[0].startswith("metadata.annotations[ipvsproxy.io/weight]: the scheduler rr takes only weights")
 
 
-def test_if_all_endpoint_slices_of_a_service_have_a_weight_the_weights_are_used() -> None:
+def test_the_weights_of_endpoint_slices_are_used_if_all_slices_of_the_service_have_a_weight() -> None:
     assert weights(state_of(builders.service(), weighty(SLICE, 0))) == {NEAR: 0, FAR: 0}
     assert weights(state_of(builders.service(), weighty(SLICE, 3), settings=Settings(scheduler="wlc"))) == {NEAR: 3, FAR: 3}
 
@@ -238,7 +238,7 @@ def test_the_operator_chooses_which_annotations_have_an_effect(forbidden: Annota
 
 
 @pytest.mark.parametrize("scheduler", ["sh", "mh", "dh"])
-def test_with_a_hash_scheduler_real_servers_have_the_same_order_on_all_nodes(scheduler: str) -> None:
+def test_real_servers_have_the_same_order_on_all_nodes_with_a_hash_scheduler(scheduler: str) -> None:
     addresses = [f"10.244.3.{number}" for number in (9, 3, 7, 5)]
     item = endpoint_slice(*map(endpoint, addresses))
     views = [builders.node_view(node_object=builders.node(name=name)) for name in ("node-a", "node-b", "node-c")]
