@@ -4,7 +4,7 @@ The node may run on user-mode Linux, a separate kernel that shares only a direct
 this program runs on the host, and its argument is the shared directory. The program listens on 127.0.0.1. It writes the page's
 address to the file ``address``, and writes each request to a file of its own. ``scripts.demo_node`` runs ``answer_all``. Each
 file is first written under another name and then renamed, so that no incomplete file is read. The commands of ``scripts/demo
---shell`` and their outputs are files, too.
+--shell`` and their outputs are also passed through files.
 """
 
 import contextlib

@@ -161,7 +161,7 @@ class Screen:
             self.print(why)
 
     def command(self, command: str, output: str = "") -> None:
-        """Print a command as if typed at a prompt, and its output."""
+        """Print the line ``$ COMMAND``, and below it the output of the command."""
         self.print(self._paint("1", f"$ {command}"))
         if output:
             self.print(output.rstrip())

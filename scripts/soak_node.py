@@ -1,6 +1,6 @@
 """Runs the program with a cluster whose objects change all the time, and with clients.
 
-Started by ``scripts/soak``. The exit status is 1 if anything was wrong.
+Started by ``scripts/soak``. The exit status is 1 if a run or a take-over had a fault.
 """
 
 import argparse

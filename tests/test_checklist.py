@@ -11,7 +11,10 @@ pytest_plugins = ("pytester",)
 
 @pytest.fixture(name="report")
 def _report(pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
-    """The output of the checklist for a single test, which runs twice and has a marker with these case numbers."""
+    """Makes a function that returns the output of the checklist for one test.
+
+    The test runs twice, and has a marker with the given case numbers.
+    """
 
     def report(numbers: str) -> str:
         pytester.makeini(

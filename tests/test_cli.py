@@ -58,7 +58,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
 
 @pytest.mark.parametrize("command", [[], ["run"]])
-def test_without_a_command_the_program_serves_as_kube_proxy_does(calls: list[Call], command: list[str]) -> None:
+def test_the_daemon_starts_if_no_command_is_given_as_with_kube_proxy(calls: list[Call], command: list[str]) -> None:
     assert cli.main([*command, "--proxy-mode=ipvs", "--ipvs-scheduler=lc"]) == 7
     assert [(call.name, call.config.translation.scheduler) for call in calls] == [("daemon.app", "lc")]
 
@@ -173,7 +173,7 @@ def test_an_unwritable_path_for_the_configuration_is_reported_in_one_sentence(
         (["--cleanup=false", "--dry-run=false"], 7),
     ],
 )
-def test_the_flag_write_config_to_overrides_the_cleanup_flag_which_overrides_the_init_only_flag(
+def test_write_config_to_overrides_cleanup_and_cleanup_overrides_init_only(
     calls: list[Call], tmp_path: pathlib.Path, flags: list[str], status: int
 ) -> None:
     arguments = [flag.format(path=tmp_path / "written.yaml") for flag in flags]

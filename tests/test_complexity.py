@@ -449,7 +449,9 @@ async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
 
 @pytest.mark.parametrize("field", LONG_FIELDS)
 @in_virtual_time
-async def test_the_steps_for_a_long_field_grow_in_proportion_to_its_length(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+async def test_the_number_of_executed_lines_grows_at_most_in_proportion_to_the_length_of_a_field(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
     short, long = [await steps_of(Wire(monkeypatch, Backend.IPTABLES), LONG_FIELDS[field](length)) for length in (SHORT, LONG)]
     for stage, lines in long.items():
         total = lines.total()

@@ -1,4 +1,4 @@
-"""The files, headings, modules and flags that README and docs/ link or name exist in the repository.
+"""Checks that the files, headings, modules and flags named in README and docs/ exist in the repository.
 
 Numbers that a page computes from other numbers follow the rule that the page states. These tests do not check clarity, and do not
 check the copied outputs in README.
@@ -60,7 +60,7 @@ def test_no_cell_of_a_table_is_too_long(document: pathlib.Path) -> None:
     assert [cell for row in rows for cell in row.split(" | ") if len(cell) > LONGEST_CELL] == []
 
 
-def test_every_flag_that_running_md_explains_exists() -> None:
+def test_every_flag_in_running_md_exists() -> None:
     named = set(re.findall(r"--([a-z][a-z-]*[a-z])", (ROOT / "docs/running.md").read_text()))
     assert named - catalogue.BY_FLAG.keys() == set()
 
@@ -73,7 +73,7 @@ def test_running_md_names_exactly_the_modules_that_a_start_loads() -> None:
     assert of_iptables == {*host.MODULES, "ip_vs_rr", "nf_conntrack_netlink"}
 
 
-def test_the_event_of_every_quoted_log_line_exists() -> None:
+def test_every_log_event_in_a_quoted_log_line_exists() -> None:
     quoted = {event for document in DOCUMENTS for event in re.findall(r'event=("[^"]+"|\w+)', document.read_text())}
     assert quoted - log_page.EVENTS == set()
 
@@ -119,7 +119,7 @@ def test_memory_requests_and_limits_in_the_documentation_follow_from_the_measure
     assert any(re.search(rf"\b{resident}\b.*MB", line) for line in rows)
 
 
-def test_every_row_of_the_tables_of_sizes_and_updates_is_found() -> None:
+def test_this_module_finds_every_row_of_the_sizing_table_and_of_the_update_table() -> None:
     assert len(SIZES) == 5
     assert len(UPDATES) == 4
 

@@ -38,7 +38,8 @@ PROFILES = [
 ]
 """With nftables, the profile without ip6tables is left out, because nftables serves IPv6 even without ip6tables."""
 SCOPED = {"default with scopes": "default"}
-"""The name of the run with second scopes, and the profile whose recording is compared with this run."""
+"""For each run in which addresses also have second scopes (docs/scopes.md): the name of the profile whose recording is compared
+with the run."""
 PHASES = {"default": ("P0", "P1", "P2")}
 """The phases of each profile that has several phases; every other profile has only the phase P0."""
 ALIKE = ("masquerade-all", "masquerade-bit", "nodeport-primary", "scheduler-mh", "scheduler-wrr")
@@ -57,7 +58,7 @@ UNCHANGED_S = 15.0
 """A state that differs from the recording counts as final if it has not changed for this time."""
 
 ATTEMPTS = 6
-"""The number of requests of a probe; so many requests reach every endpoint at least once."""
+"""The number of requests of a probe. This number is large enough that every endpoint gets at least one request."""
 
 State = dict[str, Any]
 
@@ -134,11 +135,13 @@ def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, St
 
 
 def _settle(world: golden_fixtures.World, running: program.Program, profile: str, phase: str) -> State:
-    """Wait for a state that equals the recording, or that stays the same while no real server drains; returns this state.
+    """Wait until the state equals the recording, or until no real server drains and the state no longer changes.
 
-    The programs of a reading run one after the other, while a sync may continue. A state counts as equal only if its second
-    scopes also equal the recorded second scopes. Otherwise the wait could end too early, because a sync programs the second
-    scopes last.
+    Returns the state.
+
+    ``read_state`` runs several programs one after the other, and a sync may change the kernel in the meantime. A state counts as
+    equal only if its second scopes also equal the recorded second scopes. Otherwise the wait could end too early, because a sync
+    programs the second scopes last.
     """
     recorded = _recording(profile, phase)
     recorded_scopes = dict(_recorded_scopes(world, recorded)) if profile in SCOPED else {}
@@ -192,7 +195,7 @@ def test_the_state_of_the_kernel_equals_the_recording(
 
 
 @pytest.mark.parametrize("profile", SCOPED)
-def test_exactly_the_recorded_services_with_external_traffic_policy_local_have_second_scopes(
+def test_second_scopes_exist_exactly_for_the_services_with_external_traffic_policy_local(
     observed: Callable[[str, str], State], tmp_path: Path, profile: str
 ) -> None:
     """The cluster scope of a Service port has the endpoints that kube-proxy gave to the cluster IP of the port."""

@@ -76,7 +76,8 @@ OWN_SYS = ("unshare", "--mount", "sh", "-c", f'{mains.OWN_SYS} && exec "$@"', "s
 class Started(Program):
     """A program that a signal can stop.
 
-    If given, the command ``by`` starts the program, and the function ``main`` replaces the program's main function.
+    The command ``by``, if it is given, starts the program. The function ``main``, if it is given, replaces the program's main
+    function.
     """
 
     def __init__(

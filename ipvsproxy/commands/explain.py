@@ -159,7 +159,7 @@ def _behind(subject: Subject, store: Store, targets: Targets) -> Mapping[tuple[s
 
 
 def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer, comparison: Comparison) -> Document:
-    """The ports of a Service that use a pod; if no port uses the pod, ``reason`` says why."""
+    """The Service's ports that send traffic to a pod; if no port does, ``reason`` says why."""
     if name not in comparison.store.services:
         return {"service": str(name), "ports": [], "reason": _NOT_ASKED_FOR}
     document = steps.at_once(explainer.describing(name, set(_keys_of(comparison, name))))
@@ -330,7 +330,7 @@ _SCOPES: Mapping[str, str] = {
     "directReturn": "clients outside, whom endpoints of other nodes answer directly,",
     "fromTunnels": "packets that other nodes have sent here by tunnel",
 }
-"""For each field of a port's document that describes a second scope: the clients of this scope."""
+"""Maps each field of a port's document that describes a second scope to a text that names the clients of this scope."""
 
 
 def _scope(scope: Document, clients: str) -> Iterator[str]:

@@ -21,7 +21,8 @@ from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api.targets import Targets
 
 NAME_COLUMN = 70
-"""The width of ipvsadm's row for an IPv4 real server; names follow in the same line."""
+"""The width, in characters, of ipvsadm's row for an IPv4 real server. Names of Kubernetes objects follow the row on the same
+line."""
 
 
 async def describe(node: Inspected, rows: IpvsTable, targets: Targets, text: str = "") -> Document:
@@ -119,7 +120,10 @@ def _state(row: RealServerRow, desired: int | None) -> str:
 
 
 def table(node_name: str, rows: IpvsTable, names: _Names | None = None) -> Document:
-    """The table as a JSON document; if the node's Services are not known, the document has no names."""
+    """The table as a JSON document.
+
+    ``names`` is None if the node's Services are not known; the document then names no Services.
+    """
     return {
         **inspection.head("list", node_name),
         "ipvs": {"version": rows.version, "connectionTableSize": rows.size},

@@ -238,8 +238,9 @@ def _collision(service: ServiceName, place: VirtualServerKey, taker: BoundSocket
 def judge_firewalls(facts: Facts) -> Iterator[Finding]:
     """The chains of other programs that reject packets by default.
 
-    The check does not find out which packets a rejecting chain accepts. If a firewall rejects a packet, the packet is lost. If a
-    firewall accepts a packet, another table (nf_tables) or variant of iptables may still reject the packet.
+    The rules of such a chain may accept some packets, but the check does not find out which packets. If a firewall rejects a
+    packet, the packet is lost. If a firewall accepts a packet, another table (nf_tables) or variant of iptables may still reject
+    the packet.
     """
     closed = [
         (table, chain, place.hook)

@@ -172,7 +172,7 @@ PADDING = 2
 """The number of spaces that the screen adds to each text in a table: one on each side."""
 SCROLL_BAR = 2
 LAST_SEEN = 12
-"""The number of characters of the last column that must be visible."""
+"""If a table is wider than the screen, at least this number of characters of the last column must stay visible."""
 
 
 def _first(texts: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """Options as data, and the values that a user has given.
 
-The parsing and checking of an option, ``--help``, the file and the ``Config`` are derived from this data. Values have the
-syntax of Go's flag and duration parsers, which kube-proxy uses. Every ``parse_`` function raises ValueError with a text that
-completes the words "must be ...".
+The parsers and checks of options, the text of ``--help``, the configuration file and the ``Config`` are derived from this data.
+Values have the syntax of Go's flag and duration parsers, which kube-proxy uses. Every ``parse_`` function raises ValueError with
+a text that completes the words "must be ...".
 """
 
 import contextlib
@@ -148,7 +148,7 @@ def parse_gates(text: str) -> Mapping[str, bool]:
 
 
 def parse_patterns(text: str) -> tuple[str, ...]:
-    """Read the value of ``--vmodule``, ``pattern=N,pattern=N``; empty elements are ignored."""
+    """Read the value of ``--vmodule``, a list such as ``pattern=N,pattern=N``; empty elements are ignored."""
     patterns = tuple(filter(None, text.split(",")))
     for pattern in patterns:
         match = _PATTERN.fullmatch(pattern)
@@ -211,9 +211,9 @@ class Option(NamedTuple):
     ``empty_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
     kubernetes/kubernetes). An empty text as the value of the flag changes nothing. ``overrides_file``: the flag is used even if
     ``--config`` is given, and replaces the value in the file. ``implied`` is the flag's value if the user gives the flag without
-    a value; boolean flags do not need ``implied``. ``nanoseconds``: a number without a unit in a file is in nanoseconds.
-    ``deprecated`` says which option to use instead. ``command`` names the commands that take the flag; an empty ``command`` means
-    that all commands take the flag.
+    a value; boolean flags do not need ``implied``. ``nanoseconds``: if a duration in the file is a number without a unit, the
+    number is in nanoseconds. ``deprecated`` says which option to use instead. ``command`` names the commands that take the flag;
+    an empty ``command`` means that all commands take the flag.
     """
 
     kind: Kind
@@ -250,7 +250,7 @@ class Option(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The option's name in the program: the path of the option's field; without a field, the name of the option's flag."""
+        """The option's name in the program: the path of its field or, if the option has no field, the name of its flag."""
         return self.field or self.flag
 
     @property

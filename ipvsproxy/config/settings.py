@@ -280,9 +280,9 @@ class Config:
 
         The sentences are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), with two
         differences. An unset ``nodePortAddresses`` causes no warning, because unset is the default. If ``nodePortAddresses`` has
-        only loopback addresses, there is an additional warning. Warnings about ``clusterCIDR`` and ``spec.podCIDRs`` come from
-        the module that knows the Node. If ``nodePortAddresses`` is the word ``primary``, this method gives no warning about the
-        field, because the method does not know which IP families the word excludes.
+        only loopback addresses, there is an additional warning. The module ``translator`` warns about ``clusterCIDR`` and
+        ``spec.podCIDRs``, because this method does not know the Node. If ``nodePortAddresses`` is the word ``primary``, this
+        method gives no warning about the field, because the method does not know which IP families the word excludes.
         """
         node_ports = () if self.translation.node_port_primary else self.translation.node_port_networks
         for field, networks in (("nodePortAddresses", node_ports), ("ipvs.excludeCIDRs", self.policy.excluded)):

@@ -224,7 +224,7 @@ class _Node(Watcher):
             self._audited.clear()
 
     async def _reconfigure(self, new: Config) -> None:
-        """Apply a configuration completely or not at all; therefore, only the first step may fail."""
+        """Apply a configuration completely or not at all. For this reason, only the first step (``_choices``) may fail."""
         choices, why_not = await _choices(self.kernel, new, self.programs)
         chosen = {one.path for one in choices.settings.sysctls}
         left = [one.path for one in self._engine.choices.settings.sysctls if one.path not in chosen]
@@ -292,7 +292,10 @@ async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: M
 
 
 async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[Family]) -> None:
-    """Adopt an earlier process's set entries in the other backend; the entries show which virtual servers belong to ipvsproxy."""
+    """Adopt the set entries that an earlier process left in the other backend.
+
+    The entries show which virtual servers belong to ipvsproxy.
+    """
     try:
         count = await kernel.call(lambda node: node.inherit_sets(families))
     except KernelError as error:

@@ -48,7 +48,7 @@ _WITH_EXCEPTIONS = frozenset(
 emptied before all other sets."""
 
 MODULES: Mapping[Backend, Sequence[str]] = {Backend.IPTABLES: host.MODULES, Backend.NFTABLES: host.NFTABLES_MODULES}
-"""The modules that IPVS and each backend need."""
+"""For each backend: the kernel modules that IPVS and the backend need."""
 
 
 class BackendChoice(NamedTuple):
@@ -150,7 +150,9 @@ def remove_table() -> bool:
 
 
 def held_by_other(used: Backend, names: Collection[str], root: pathlib.Path = pathlib.Path("/")) -> Mapping[str, ObservedSet]:
-    """The named sets that exist in the backend other than ``used``; this function loads neither ipset nor nf_tables.
+    """The sets with these names that exist in the backend that is not in use.
+
+    ``used`` is the backend in use. This function loads neither ipset nor nf_tables.
 
     Raises:
         KernelError: a set could not be read.

@@ -127,7 +127,7 @@ def processor_count() -> int:
 def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], ModuleState] = module_state) -> tuple[str, ...]:
     """The additional kernel modules that a kernel of the given ``version`` needs if this version is old.
 
-    A module that this kernel does not have is left out, because the module's successor may have been ported back.
+    A module that this kernel does not have is left out, because the kernel may contain a backport of the module's successor.
     """
     if version >= _ONE_CONNECTION_MODULE:
         return ()

@@ -19,8 +19,8 @@ from ipvsproxy.kernel.base.errors import KernelError
 NAME = "\0ipvsproxy"
 """The name of the abstract socket; ``ss -xl`` and ``lsof`` show it as ``@ipvsproxy``."""
 ANSWER_WITHIN_S = 1.0
-"""The longest wait for a connection to the process that has bound the socket's name. The kernel accepts connections for an
-ipvsproxy at once."""
+"""The longest wait for a connection to the process that has bound the socket's name. If this process is an ipvsproxy, the kernel
+accepts the connection at once, because the process listens."""
 _BETWEEN_TRIES_S = 0.05
 _CREDENTIALS = struct.Struct("3i")  # the fields of struct ucred: process ID, user ID, group ID
 

@@ -188,7 +188,7 @@ class NodeKernel:
             yield Observation(errors=(str(error),))
 
     def _set_parts(self, sets: Sequence[str], step: int) -> Iterator[Observation]:
-        """The sets that have changed; each part of the result has ``step`` sets."""
+        """The sets that have changed, in parts; each part covers at most ``step`` of the given ``sets``."""
         unread: list[str] = []
         for start in range(0, len(sets), step):
             changed: dict[str, ObservedSet | None] = {}
@@ -239,13 +239,14 @@ class NodeKernel:
     def inherit_sets(self, families: Collection[Family]) -> int:
         """Copy the set entries that a former process left behind in the other backend, and return the number of copied entries.
 
-        If neither our device nor any of our local routes exists, no process has served Services since the host was booted, so all
-        existing entries come from a saved ruleset, and are removed instead of copied.
+        If neither our device nor any of our local routes exists, no process has served Services since the host was booted. Then
+        all existing entries come from a saved ruleset, and are removed instead of copied.
 
         Entries in the chosen backend are not changed. If nftables is chosen, only entries that may show which virtual servers
-        belong to ipvsproxy are copied, because the new rules follow soon. If iptables is chosen, programming its rules may have
-        to wait for a lock or a program. Until the rules in iptables are programmed, the old rules in nftables apply to packets,
-        so all entries of the old sets are copied to the new sets. From then on, ``apply`` changes both the old and the new sets.
+        belong to ipvsproxy are copied, because the new rules follow soon. If iptables is chosen, the new rules may have to wait
+        for the lock of iptables or for a slow iptables program. Until the rules in iptables are programmed, the old rules in
+        nftables apply to packets, so all entries of the old sets are copied to the new sets. After this copy, ``apply`` changes
+        both the old and the new sets.
 
         Raises:
             KernelError: the old sets could not be read.
@@ -348,7 +349,7 @@ class NodeKernel:
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]:
-        """The connection counts of the given virtual servers; None if the counts of a virtual server could not be read."""
+        """The connection counts of the given virtual servers. If the counts could not be read, each virtual server has None."""
         try:
             counts = self.ipvs.connections(keys)
         except KernelError:

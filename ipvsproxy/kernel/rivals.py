@@ -90,7 +90,9 @@ def read(ports: Collection[tuple[Protocol, int]]) -> Rivals:
 def listings_of_rules(
     variants: Collection[iptables_variant.Variant], otherwise: Sequence[Mapping[Family, str]] = ()
 ) -> tuple[Mapping[str, str], Sequence[str]]:
-    """The output of ``iptables-save`` for both families in the given variants, by the name of the program without ``-save``.
+    """The output of the ``iptables-save`` programs of both families and the given variants.
+
+    The key is the program's name without ``-save``.
 
     The second result has the reason for each program that could not be run. A program that exits with an error is in neither
     result, because the error means that this kernel has no tables of the program's variant. ``otherwise`` are the programs to run

@@ -89,7 +89,9 @@ class KernelThread(Generic[T_co]):
             self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, self._ended)
 
     def standing_in(self, target: U) -> "KernelThread[U]":
-        """A second ``KernelThread``, which runs calls of another object in the same thread.
+        """Make a ``KernelThread`` for the object ``target``.
+
+        Its calls run in the same thread as the calls of this ``KernelThread``.
 
         The other object may be a part of this thread's object.
         """

@@ -1,4 +1,4 @@
-"""The annotations of a Service that choose how ipvsproxy handles the Service, as values."""
+"""The annotations by which a Service chooses how ipvsproxy handles it, and the parsed values of these annotations."""
 
 import enum
 from collections.abc import Mapping

@@ -17,7 +17,7 @@ def counted(number: int, one: str, several: str = "") -> str:
 
 
 class DriverName(enum.StrEnum):
-    """The names of the drivers in metrics. ``kernel/node_kernel.py`` has one object for each driver."""
+    """The names that metrics use for the drivers. ``kernel/node_kernel.py`` has one object for each driver."""
 
     IPVS = "ipvs"
     IPSET = "ipset"

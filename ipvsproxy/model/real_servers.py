@@ -144,7 +144,7 @@ class EvenWeights(Weights):
         return self.unpacked().keys()
 
     def items(self) -> ItemsView[RealServerKey, int]:
-        """The items, in a view like the view of a dictionary; each call makes new objects."""
+        """The keys with their weights, in a view like the result of ``dict.items``. Each call makes new key objects."""
         return self.unpacked().items()
 
     def __len__(self) -> int:

@@ -134,11 +134,12 @@ class Rule:
     A rule applies to packets that meet every match. A field with its default value matches every packet. ``not_source``,
     ``not_interface`` and ``not_mark`` match the packets that do not have the given value. ``mark`` and ``not_mark`` are bit
     masks. A packet matches ``mark`` if all bits of the mask are set in the packet's mark, and matches ``not_mark`` if at least
-    one bit is not set. At least one bit of ``any_mark`` must be set, and no bit of ``no_mark`` may be set. A packet matches if
-    its connection-tracking state is among ``connection_states``. ``virtual_server`` matches all packets of connections to the
-    virtual server; with ``to_virtual_server``, only packets from clients match. ``original_destination`` is the destination that
-    the connection's first packet had on arrival. ``tunnel`` matches the outer packet of an IP-in-IP tunnel (IPv4 rules) or of an
-    IPv6-in-IPv6 tunnel (IPv6 rules). ``syn`` matches the first packet in each direction of a TCP connection.
+    one bit is not set. A packet matches ``any_mark`` if at least one bit of this mask is set in the packet's mark, and matches
+    ``no_mark`` if no bit of this mask is set. A packet matches if its connection-tracking state is among ``connection_states``.
+    ``virtual_server`` matches all packets of connections to the virtual server; with ``to_virtual_server``, only packets from
+    clients match. ``original_destination`` is the destination that the connection's first packet had on arrival. ``tunnel``
+    matches the outer packet of an IP-in-IP tunnel (IPv4 rules) or of an IPv6-in-IPv6 tunnel (IPv6 rules). ``syn`` matches the
+    first packet in each direction of a TCP connection.
     """
 
     target: Target
@@ -376,7 +377,7 @@ class Removal:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to remove, now or later."""
+        """Whether there are leftover rules to remove, even if nothing can be removed now."""
         return bool(self.references or self.emptied or self.held_back)
 
 

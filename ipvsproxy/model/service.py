@@ -15,7 +15,7 @@ from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.real_servers import RealServerKey, pieces
 
 MOST_SKIPPED = 20
-"""The most skipped parts of one object that are reported one by one."""
+"""The largest number of skipped parts of one object that are reported individually. Further parts are only counted."""
 
 
 class ObjectKey(msgspec.Struct, frozen=True, order=True, gc=False):

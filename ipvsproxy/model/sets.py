@@ -61,7 +61,7 @@ class SetKind(enum.StrEnum):
 
 
 DIRECT_KINDS = frozenset({SetKind.DIRECT, SetKind.TUNNEL, SetKind.NOT_DIRECT, SetKind.NODES})
-"""The sets of direct return alone."""
+"""The kinds of sets that only direct return uses."""
 SCOPE_KINDS = DIRECT_KINDS | {SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.MARKS}
 """The sets that kube-proxy does not have. They exist only while a Service needs them for a second scope (docs/scopes.md) or for
 direct return (docs/direct-return.md)."""

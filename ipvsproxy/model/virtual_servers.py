@@ -55,7 +55,7 @@ PERSISTENT = 0x1
 HASHED = 0x2
 """Virtual-server flag that the kernel sets for its own use. The flag is neither sent nor compared."""
 SCHEDULER_FALLBACK = 0x8
-"""The first scheduler flag.
+"""The bit of IPVS's first scheduler flag (IP_VS_SVC_F_SCHED1).
 
 For ``sh`` and ``mh``: a client of a real server that takes no connections goes to another real server.
 """

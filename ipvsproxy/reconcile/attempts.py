@@ -2,8 +2,8 @@
 
 The kernel keeps a removed real server on a list for two to three minutes. Each addition of a real server walks the whole list.
 The walk takes 0.05 to 0.1 µs for each entry, and packets wait meanwhile (``ip_vs_trash_get_dest`` and
-``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c). After a minute in which a thousand endpoints a second are replaced,
-each addition takes 4 ms.
+``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c). If a thousand endpoints are replaced per second, each addition takes
+4 ms after one minute.
 
 A limit on the number of removals helps in a short burst of changes. In a long burst, the limit soon has no effect, because no
 more removals can be postponed.
@@ -35,7 +35,8 @@ MOST_KEPT = 10_000
 """The largest allowed number of removed real servers on the kernel's list, if there are few additions. With a list of this
 length, an addition takes half a millisecond to one millisecond."""
 FEWEST_KEPT = 1_000
-"""A list of this length is always allowed: walking it for a thousand additions a second takes 5 to 10 % of a processor."""
+"""The number of entries that the list may always have. To walk these entries for a thousand additions a second takes 5 to 10 % of
+a processor."""
 
 PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "fo", "ovf"})
 """Schedulers that skip a real server of weight 0. Other schedulers refuse clients instead (sh, dh, mh), or are unknown."""
@@ -135,8 +136,8 @@ class _Window:
     def __init__(self, length_s: float) -> None:
         self._length_s = length_s
         self._counts: Counter[float] = Counter()
-        """The counts by the time at which they leave the window. The times are in whole seconds, and the earliest time comes
-        first."""
+        """The counts in the window; the key of a count is the time at which the count leaves the window. The times are in whole
+        seconds, and the earliest time comes first."""
 
     def add(self, count: int, now: float) -> None:
         self._counts[int(now) + self._length_s] += count

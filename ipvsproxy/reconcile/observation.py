@@ -3,11 +3,11 @@
 A reading shows which objects exist, which objects belong to ipvsproxy, which drains continue, and what other programs have
 changed (drift).
 
-Rule 1: a witness of a virtual server stays until the virtual server is removed and every kind of object has been read at least
-once. A witness that one part of a reading has found stays until the whole reading is complete.
+Rule 1: a witness of a virtual server (see ``ownership``) is removed only after the virtual server, and only after every kind of
+witness has been read at least once. A witness that one part of a reading has found stays until the whole reading is complete.
 Rule 2: the first few times that an object drifts, the drift is counted and repaired at once. If the object drifts again after
-that, another program keeps changing the object, so each further repair is delayed for some time.
-Rule 3: a repair is delayed only while the desired value of the object stays the same. A new desired value is programmed at once.
+that, another program keeps changing the object, so each further repair is delayed for some time. Rule 3: a repair is delayed only
+while the desired value of the object stays the same. A new desired value is programmed at once.
 """
 
 import itertools
@@ -33,7 +33,7 @@ CALM_S = 600.0
 """The number of seconds after which drift that has not returned is forgotten."""
 FIRST_PATIENCE_S = 5.0
 LONGEST_PATIENCE_S = 10.0
-"""The longest wait before drift that keeps returning is repaired again.
+"""If drift of an object keeps returning, each repair of the object is delayed by at most this time, in seconds.
 
 If another program flushes our rules once a minute, the rules must soon exist again; kube-proxy has a sync period of 30 s.
 """
@@ -58,7 +58,8 @@ class DriftPlace(NamedTuple):
 class News(NamedTuple):
     """The drift since the last call: the number of objects by kind, and the objects whose repair is delayed.
 
-    ``left_alone`` maps each delayed object to the number of times that another program has undone its desired value.
+    ``left_alone`` maps each object whose repair is delayed to the number of times that another program has undone the object's
+    desired value.
     """
 
     drifted: Mapping[str, int]
@@ -169,9 +170,9 @@ class Observer:
         if observed.virtual_servers is not None:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
-            # While the addresses of this host are unknown, a second virtual server with the same settings and real servers (see
-            # ``ownership``) does not prove that a virtual server belongs to ipvsproxy. The virtual server in doubt may be a
-            # desired node port on an address of this host.
+            # ``ownership`` recognises some virtual servers by a second virtual server with the same settings and real servers.
+            # While the addresses of this host are unknown, such a second virtual server proves nothing. The virtual server in
+            # doubt may be a desired node port on an address of this host.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))
@@ -213,7 +214,7 @@ class Observer:
     ) -> Iterator[None]:
         """Continue drains that an earlier process has begun, and end drains whose real server no longer exists.
 
-        A value of None means that the whole virtual server no longer exists.
+        In ``observed_now``, the value None means that the whole virtual server no longer exists.
         """
         virtual_servers = self._tables.virtual_servers.desired
         known = set(self._drains.virtual_servers)

@@ -55,8 +55,8 @@ class Policy:
 
     A ``drain_deadline_s`` of 0 means that there is no deadline. ``excluded`` has the address ranges whose virtual servers are
     never removed. ``families`` are the families that this node serves. Objects of any other family are never removed, because an
-    earlier process may have programmed the objects for traffic that continues. ``scope_bits`` are the bits of packet marks for
-    second scopes.
+    earlier process may have programmed the objects for traffic that continues. ``scope_bits`` are the bits of packet marks that
+    ipvsproxy uses for second scopes (see ``tables/scopes.py``).
     """
 
     drain_deadline_s: float = 0
@@ -312,7 +312,7 @@ class Reconciler:
         return self.unequal + surplus - len(self._tables.of_sysctls.given_up)
 
     def rules_ended(self) -> None:
-        """Note that an operation on rules that was still running (EINPROGRESS) has now ended and has an outcome."""
+        """Record the end of an operation on rules that was still running (EINPROGRESS); the operation now has an outcome."""
         self._retries.hasten("rules")
 
     def next_s(self) -> float | None:

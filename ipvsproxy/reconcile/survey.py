@@ -180,11 +180,11 @@ class Survey:
         return key if mark and key in self._tables.virtual_servers.desired else None
 
     def port_of(self, key: FirewallMark) -> MarkedPort | None:
-        """The Service port whose second scope a virtual server serves."""
+        """The Service port that has the virtual server ``key`` in its second scope."""
         return self._tables.scopes.marks.port_of(key.mark)
 
     def service_port(self, service: Service, desired: VirtualServer) -> ServicePort | None:
-        """The port of a Service that one of its virtual servers serves."""
+        """The port of ``service`` that the virtual server ``desired`` serves."""
         key, is_node_port = desired.key, desired.role is Role.NODE_PORT
         asked = self.port_of(key) if isinstance(key, FirewallMark) else key
         if asked is None:
@@ -210,7 +210,7 @@ class Survey:
     def draining_of(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts | None]:
         """The draining real servers of a virtual server, including real servers that only wait for their removal.
 
-        Each real server has its connections at the last reading; None means that the connections were not read.
+        The value is the real server's connection counts at the last reading, or None if the counts were not read.
         """
         return {real_server: drain.connections for real_server, drain in self._drains.of(key).items()}
 

@@ -26,7 +26,7 @@ POSTROUTING = "KUBE-POSTROUTING"
 NODE_PORT = "KUBE-NODE-PORT"
 LOAD_BALANCER = "KUBE-LOAD-BALANCER"
 MARK_MASQUERADE = "KUBE-MARK-MASQ"
-"""The chains of our rules in ``nat``; a chain of ``filter`` has the name ``NODE_PORT``, too."""
+"""The names of our chains in ``nat``. The table ``filter`` also has a chain ``KUBE-NODE-PORT``."""
 
 COMMENTS: Mapping[SetKind, str] = {
     SetKind.LOOP_BACK: "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose",
@@ -53,7 +53,8 @@ TO = (Side.DESTINATION,)
 TO_PORT = (Side.DESTINATION, Side.DESTINATION)
 TO_PORT_FROM = (*TO_PORT, Side.SOURCE)
 FROM_PORT = (Side.SOURCE, Side.DESTINATION)
-"""One side of a packet for each field of an entry, as in iptables' ``--match-set NAME dst,dst,src`` (``TO_PORT_FROM``).
+"""For each field of a set entry, the side of the packet that the field must match. iptables writes ``TO_PORT_FROM`` as
+``--match-set NAME dst,dst,src``.
 
 ``TO`` is the destination address or, for a set of ports, the destination port. ``TO_PORT`` is the destination address and the
 destination port. The four constants above use the destination that a packet has when the rule is evaluated.
@@ -86,7 +87,7 @@ def masquerade(family: Family, settings: Settings) -> Masquerade:
 
 
 def by_mark(family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]) -> ChainRules:
-    """The rules that masquerade packets by a bit of their mark, as in kube-proxy.
+    """The rules that set a bit in the mark of some packets, and masquerade the packets with this bit, as kube-proxy does.
 
     ``occupied`` has the kinds of sets that have an entry; most rules exist only while their set has an entry.
     """

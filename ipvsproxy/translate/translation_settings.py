@@ -49,7 +49,7 @@ class DirectReturn(enum.StrEnum):
 class Binding(enum.StrEnum):
     """The method by which service addresses become local, so that this node accepts packets to these addresses.
 
-    With ``ADDRESSES``, service addresses are on the dummy device of ipvsproxy, as with kube-proxy. With ``ROUTES``, a local route
+    With ``ADDRESSES``, ipvsproxy adds service addresses to its dummy device, as kube-proxy does. With ``ROUTES``, a local route
     on ``lo`` leads to each service address.
     """
 
@@ -136,7 +136,8 @@ def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
 
 
 CONNTRACK_CEILING = 1024 * 1024
-"""The largest number of flows that conntrack is configured for, with any number of processors (cmd/kube-proxy/app/conntrack.go).
+"""The upper limit, in flows, of the conntrack maximum that is computed from the number of processors
+(cmd/kube-proxy/app/conntrack.go).
 """
 CONNTRACK_BUCKETS = "/sys/module/nf_conntrack/parameters/hashsize"
 """The size of conntrack's hash table.

@@ -15,7 +15,7 @@ from ipvsproxy.model.state import Observation
 from ipvsproxy.translate.translation_settings import TUNNEL_DEVICES, LocalMode, Settings, device_flags, direct_return_sysctls
 
 LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
-"""The address that stands for an unknown address of the node."""
+"""For each IP family, the primary address of a node whose own address is not known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,8 @@ def view_node(
 ) -> NodeView:
     """Make the view from the Node object, the host's interfaces, and the present and former API servers.
 
-    ``lingering`` are lost addresses on which node ports and health-check ports are served for a grace period.
+    ``lingering`` are addresses that the node has lost. Node ports and health-check ports are still served on them for a grace
+    period.
     """
     carried_here = [item for item in addresses if item.interface != DEVICE]
     ours = [item.address for item in carried_here]

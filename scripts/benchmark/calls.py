@@ -16,7 +16,8 @@ from ipvsproxy.kernel.base import netlink, sockets
 from ipvsproxy.kernel.network import notify
 
 SENDS, RECEIVES, QUESTIONS, HEARD = NETLINK = ("sends", "receives", "questions", "heard")
-"""Names of the counts. ``questions`` counts ``getsockopt`` on any socket; ``heard`` counts calls of the listening socket."""
+"""Names of the counts. ``questions`` counts ``getsockopt`` on any socket; ``heard`` counts calls on the sockets that receive the
+kernel's notifications about interfaces, addresses and routes."""
 _IO = pathlib.Path("/proc/self/io")
 _reads_before = itertools.count()
 
@@ -75,7 +76,10 @@ class _ListeningSocket:
 
 
 def cover(make: Make, counts: Counter[str]) -> None:
-    """Route the calls of each new channel, and each query, through ``make``, and count the calls of listening sockets."""
+    """Let ``make`` make all calls of new netlink channels, and all queries by ``getsockopt``.
+
+    The calls of listening sockets are only counted.
+    """
     netlink.Channel.__init__ = _connecting(netlink.Channel.__init__, make)  # type: ignore[method-assign]  # to observe its calls
     notify.ChangeListener.__init__ = _listening(notify.ChangeListener.__init__, counts)  # type: ignore[method-assign]  # to count
     sockets._libc.getsockopt = functools.partial(make, QUESTIONS, sockets._libc.getsockopt)

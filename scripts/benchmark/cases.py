@@ -246,7 +246,7 @@ def _recorded(size: Sequence[int]) -> Measurement:
 
 
 def _pair(size: Sequence[int]) -> tuple[Measurement, Measurement]:
-    """The measurements of a start, and of the replay of the messages of this start."""
+    """Returns two measurements: one measures a start, and the other measures the replay of the messages that this start sent."""
     return ("cold", {"pages": size, "times": False}), ("replay", {"recording": _recording(size)})
 
 
@@ -279,7 +279,8 @@ def _most_resident_mb(size: tuple[int, ...]) -> float | None:
 def _without_addresses(start: Found, replay: Found) -> float:
     """The duration of the start divided by the duration of the replay, both without the time that the kernel needs for addresses.
 
-    The kernel's time for addresses grows quadratically, and is the same for the start and the replay.
+    The kernel's time for addresses grows with the square of the number of addresses, and is the same for the start and the
+    replay.
     """
     return float((start["wall_s"] - replay["addresses"]) / (replay["wall_s"] - replay["addresses"]))
 
@@ -533,7 +534,7 @@ def _binding(size: tuple[int, int], family: str, *, repeats: int, quick: bool) -
 
 
 def _backend(size: tuple[int, int], *, repeats: int, quick: bool) -> Case:
-    """Measures starts alternately with rules and sets in iptables and ipset, and in nftables, each followed by its replay.
+    """Measures starts, each followed by its replay. The starts use the two backends in turn.
 
     Service addresses are local routes, because the time in which the kernel adds addresses to a device would hide the cost of a
     backend.
@@ -556,7 +557,7 @@ def _backend_flags(backend: str) -> list[str]:
 def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repeats: int, quick: bool) -> Case:
     """Measures the starts and replays of both sides alternately, because the speed of the machine changes from minute to minute.
 
-    With only one pair per side, the first side is measured last, because the first side of ``binding`` leaves the kernel busy
+    If ``repeats`` is 1, the sides are measured in reverse order, because the first side of ``binding`` leaves the kernel busy
     with removed addresses.
     """
     firsts, rounds = dict[str, list[Measurement]](), dict[str, list[Measurement]]()

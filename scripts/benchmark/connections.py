@@ -20,11 +20,12 @@ from scripts.benchmark import program, workload
 from tests.support import lab_agent
 
 PAUSE_S = 0.001
-"""The pause between two attempts. A measured time can be too long by up to this pause."""
+"""The pause in seconds between two attempts to connect. A measured time can be too long by up to this pause."""
 SERVICE_PORT, POD_PORT = 80, 8080
 NODE, PODS = "10.64.0.1", "10.64.0.2"
 MOST = 4096
-"""The number of connections that the kernel of the pods completes although no process accepts them; the kernel's usual limit."""
+"""The kernel of the pods completes up to this many connections, although no process accepts them. This is the kernel's usual
+limit."""
 _IP = ("ip", "-batch", "-")
 
 

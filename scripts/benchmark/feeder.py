@@ -20,7 +20,10 @@ reader."""
 
 
 def start(lines: BinaryIO, *, begins_s: float, per_s: int) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
-    """Send these lines to the socket, which is closed after the last line. ``begins_s`` is a time of ``time.perf_counter``."""
+    """Start a process that sends these lines to the returned socket, and closes its own end after the last line.
+
+    Sending begins when ``time.perf_counter`` reaches ``begins_s``.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.setsockopt(socket.SOL_SOCKET, 32, BUFFER_BYTES)  # SO_SNDBUFFORCE

@@ -17,7 +17,7 @@ from ipvsproxy.model.real_servers import RealServerKey
 from tests.support import fake_netlink
 
 PART_SIZE = 32_000
-"""The kernel sends at most 32 KiB at once."""
+"""The largest size, in bytes, of one part of a listing. The kernel sends at most 32 KiB at once."""
 PARTS = 8
 """The number of recorded parts of a listing. The fake socket sends the parts one after the other, again and again."""
 SERVICE, POD, GONE = (parse_address(text) for text in ("10.96.0.10", "10.244.0.5", "10.244.0.6"))

@@ -195,7 +195,7 @@ class Meter:
                 failed = run(channel, messages, refusal)
             finally:
                 self._handling = None
-            self.acknowledged_s.append(self._answered_s or time.perf_counter())  # without a kernel there are no system calls
+            self.acknowledged_s.append(self._answered_s or time.perf_counter())  # without a kernel, no call sets _answered_s
             self.counts["messages"] += len(messages)
             self.counts["refused"] += len(failed)
             # A refused message has written nothing; some of the refused messages only test which features the kernel has.

@@ -27,7 +27,7 @@ LONGEST_S = 1200.0
 ANSWERED_WITHIN_S = 120.0
 STOPPED_WITHIN_S = 30.0
 _SERVING = re.compile(r"-> ([0-9A-F]{8}):[0-9A-F]{4} +\w+ +[1-9]")
-"""Matches the line of a real server with a weight above 0 in ``/proc/net/ip_vs``: the address, and the weight's first digit."""
+"""Matches a real server with a weight above 0 in ``/proc/net/ip_vs``. The group is the address of the real server."""
 _LAST_SYNC = re.compile(r"^kubeproxy_sync_proxy_rules_last_timestamp_seconds(\{[^}]*\})? (\S+)$", re.MULTILINE)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -72,7 +72,7 @@ class Proxy:
         return [dt.datetime.fromisoformat(stamp).timestamp() - self._began_wall_s for stamp in stamps]
 
     def spent(self) -> Spent:
-        """Resources used until now.
+        """The resources that the proxy has used until now.
 
         Raises:
             RuntimeError: the proxy has ended.

@@ -15,7 +15,7 @@ from ipvsproxy.kernel.base import netlink
 
 _HEADER = struct.Struct("=IHHII")
 _TRANSACTION_BEGINS = 16  # NFNL_MSG_BATCH_BEGIN
-_PLAIN_BEGIN_SIZE = 20  # without attributes: the netlink header and struct nfgenmsg
+_PLAIN_BEGIN_SIZE = 20  # the size without attributes: the netlink header and struct nfgenmsg
 _BUFFER_BYTES = 1 << 20
 """The size of the file's buffer, in bytes. Without a buffer, each write would be a system call, and would take a twentieth of the
 time of a single change on the test kernel."""
@@ -35,7 +35,7 @@ class Recorded(NamedTuple):
 class Recording:
     """Writes chunks to one file, and the positions of the chunks to another file.
 
-    ``step`` is the step of the chunks that are added from now on.
+    ``add`` records the current value of ``step`` with each chunk (see ``Recorded``).
     """
 
     def __init__(self, file: pathlib.Path) -> None:

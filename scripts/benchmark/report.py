@@ -1,4 +1,4 @@
-"""Prints figures as a table, compared with the figures of an earlier run, and draws them as a picture."""
+"""Prints a table that compares figures with the figures of an earlier run, and draws the figures as a picture."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,11 +13,11 @@ SERIES: tuple[tuple[str, str, tuple[str, ...], float, str], ...] = (
     ("ipvsadm -R and ipset restore", "tools", ("ipvsadm -R s", "ipset restore s"), 1.0, "#d29922"),
     ("one endpoint changes", "change", ("p50 ms",), 1e-3, "#2da44e"),
 )
-"""The lines of the picture. Each line has a label, the first word of its cases, the figures whose sum is drawn, the unit of these
-figures in seconds, and a colour."""
+"""The lines of the picture. Each line has a label, the first word of its cases' names, the names of the figures whose sum is
+drawn, the number of seconds in one unit of these figures, and a colour."""
 ENDPOINTS = {"10", "1"}
-"""The numbers of endpoints per Service in the cases of the picture; a hundred thousand Services are measured only with one
-endpoint each."""
+"""The picture shows only cases with these numbers of endpoints per Service. 100,000 Services are measured only with one endpoint
+each."""
 
 
 def table(rows: Iterable[Row], before: Mapping[tuple[str, str], float]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Measures a running program in one process: changes, churn, a rolling update, idling, audits, scrapes."""
+"""Measures a program that runs in the process of the benchmark: changes, churn, a rolling update, idling, audits, scrapes."""
 
 import asyncio
 import dataclasses
@@ -27,9 +27,9 @@ CHURN_DELAY_S = 3.0
 """The time between the start of the feeder and its first line."""
 LONGEST_SILENCE_S = 120.0
 AUDITS = 5
-"""The number of measured audits, and of measured polls."""
+"""The number of audits that are measured; the same number of polls is measured."""
 RARE_POLL_S = 30.0
-"""The interval of polls of all real servers in the second minute of *idle*."""
+"""The interval in seconds at which all real servers are polled in the second minute of the measurement *idle*."""
 SCRAPES = 5
 SCRAPE_PAUSE_S = 0.2
 SCRAPE_LEAD_S = 0.01
@@ -205,7 +205,7 @@ class _Steady:
         return {**distribution(latencies_s), "connect_ms": statistics.median(took_s) * 1e3}
 
     async def rolling(self) -> Figures:
-        """Replaces the endpoints of a Service with a thousand endpoints in ten slices, one endpoint at a time."""
+        """Replaces 100 endpoints of one Service, one endpoint at a time. The Service has 1,000 endpoints in ten slices."""
         number, first = ROLLING, 3_000_000
         service = workload.service(number, self._version + 1)
         service["spec"] |= {"clusterIP": "10.111.255.254", "clusterIPs": ["10.111.255.254"]}
@@ -277,7 +277,7 @@ class _Steady:
             await asyncio.sleep(0.005)
 
     async def idle(self) -> Figures:
-        """Measures a node without changes.
+        """Measures a node on which nothing changes.
 
         There is one minute with the usual polls, one minute with rare polls of all real servers, and a period without audits and
         polls.

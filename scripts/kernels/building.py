@@ -34,7 +34,8 @@ CHOSEN = {
     "DEBUG_INFO_DWARF_TOOLCHAIN_DEFAULT EXT2_FS EXT3_FS EXT4_FS REISERFS_FS JFS_FS XFS_FS BTRFS_FS MD SCSI BPFILTER "
     "SECURITY_SELINUX SECURITY_SMACK SECURITY_TOMOYO SECURITY_APPARMOR",
 }
-"""The options that differ from Debian's configuration. The function `modules` chooses the modules."""
+"""The kernel options that differ from Debian's configuration, grouped by their value: built in (`y`), module (`m`), off (`n`).
+The function `modules` chooses the modules."""
 
 UNUSED = (
     "drivers/gpu",
@@ -45,8 +46,8 @@ UNUSED = (
     "drivers/infiniband",
     "sound",
 )
-"""Directories that are never compiled, half of the source. The build system reads only the Kconfig and Makefile in each of
-them."""
+"""Directories that are never compiled. They contain half of the source. The build system reads only the Kconfig and Makefile in
+each of them."""
 
 REPORTED_EVERY_S = 30.0
 ABOUT_FILES = 1350
@@ -207,7 +208,7 @@ def compile_kernel(tree: pathlib.Path, configuration: str, log: pathlib.Path) ->
 
 
 def made_by(tree: pathlib.Path, *words: str) -> list[str]:
-    """Return the command line of make."""
+    """Return the command line that runs make in ``tree`` with the arguments ``words``."""
     return ["make", "-C", str(tree), "ARCH=um", *words]
 
 
@@ -265,8 +266,8 @@ def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
 def deferred_stops() -> Iterator[None]:
     """Delay a request to stop until the end of the block.
 
-    A signal during Popen would leave a running program that is not known to the caller. The program ends with its parent, but the
-    compilers started by make do not.
+    A signal during Popen would leave a running program that is not known to the caller. If this process ends, the started program
+    ends as well, but the compilers that make has started continue.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:

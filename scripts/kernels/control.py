@@ -114,7 +114,10 @@ def passed_on(environment: os._Environ[str]) -> dict[str, str]:
 
 
 def private_directories(control: pathlib.Path) -> list[str]:
-    """Return the lines of fstab that replace /run and /tmp, but keep the directories of /run and /tmp that the command needs."""
+    """Return the lines of fstab that mount empty file systems on /run and /tmp.
+
+    Only the directories that the command needs stay visible there.
+    """
     kept = [pathlib.Path.cwd(), ROOT, *(pathlib.Path(name) for name in (os.environ.get("VIRTUAL_ENV"),) if name)]
     lines = ["tmpfs /run tmpfs mode=755 0 0", f"{fstab(control)} {INSIDE} none bind,X-mount.mkdir 0 0"]
     inside = sorted({path for path in kept if path.is_relative_to("/tmp")})  # noqa: S108 - the path is only compared, not used

@@ -46,7 +46,10 @@ def adopt_orphans() -> None:
 
 @contextlib.contextmanager
 def killed_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill all processes of the process's session, because a user-mode Linux is many processes."""
+    """At the end of the ``with`` block, kill all processes in the session of ``process``.
+
+    A user-mode Linux consists of many processes.
+    """
     try:
         yield
     finally:

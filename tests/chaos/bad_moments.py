@@ -134,7 +134,7 @@ def _reload_without_room(life: "History") -> None:
 
 
 def _stall_log(life: "History") -> None:
-    """Although no process reads the log, the program must apply changes, answer requests, and stop on a signal."""
+    """The program must apply changes, answer requests, and stop on a signal while no process reads its log."""
     life.stall_log()
     _expect_service(life)
     life.stop_and_start()

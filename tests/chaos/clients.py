@@ -51,7 +51,7 @@ class Clients:
         return self._node.open(*question, src=source)
 
     def open(self) -> None:
-        """Open closed connections again."""
+        """Open a connection to each target in ``HELD`` that has no open connection."""
         for question in HELD:
             if question not in self._held:
                 self._held[question] = self._node.open(*question)

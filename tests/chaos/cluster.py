@@ -80,7 +80,7 @@ class Directory:
             time.sleep(UNREADABLE_S)
         for target, text in targets.items():  # when the target of a link appears, nothing changes in the directory itself
             target.write_text(text)
-        garbage.unlink(missing_ok=True)  # a starting program would wait until the broken manifest is gone
+        garbage.unlink(missing_ok=True)  # while the broken manifest exists, a program that starts programs nothing
         for key in gone:
             self._file(key).unlink()
 

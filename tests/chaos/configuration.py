@@ -15,7 +15,8 @@ _KUBECONFIG = "--kubeconfig="
 class Configuration:
     """``flags`` name the file and the cluster. ``scheduler``, ``binding`` and ``backend`` are the present values in the file.
 
-    Each of the two schedulers belongs to one ``binding``, so a change of ``scheduler`` also changes ``binding``.
+    The file has the usual ``binding`` with the first of the two ``SCHEDULERS`` and the other ``binding`` with the second, so a
+    change of ``scheduler`` also changes ``binding``.
     """
 
     def __init__(

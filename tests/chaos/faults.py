@@ -30,7 +30,11 @@ class Kind(enum.Enum):
 
 
 class Order(NamedTuple):
-    """A requested fault, which affects the next suitable message, or each suitable message with the probability ``share``."""
+    """A requested fault.
+
+    With ``once``, the fault affects one suitable message. Otherwise it affects each suitable message with the probability
+    ``share``.
+    """
 
     kind: Kind
     share: float

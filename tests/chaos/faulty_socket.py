@@ -48,7 +48,7 @@ class FaultySocket:
     _is_silent: bool = False
 
     def send(self, data: bytes, /) -> int:
-        """Send all messages for which no failure is ordered, in one call."""
+        """Send, with one system call, all messages that no requested fault affects."""
         self._before, self._behind, self._trouble, self._is_silent = [], [], None, False
         order = self.faults.ordered()
         if order is None:

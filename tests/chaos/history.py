@@ -412,7 +412,7 @@ class History:
             if not self._running.is_alive:
                 raise self.violation("the program has ended", differences)
             began_s, before_s = time.monotonic(), began_s
-            if before_s > deadline_s:  # the time at which the read began, because a read may take long on a busy machine
+            if before_s > deadline_s:  # compare the start of the read, because a read may take long on a busy machine
                 raise self.violation(f"the kernel differs from the model after {within_s:.0f} s", differences)
             time.sleep(POLL_S)
         self.figures.quiet_points += 1

@@ -38,8 +38,8 @@ SYSCTLS_OF_TUNNELS: Mapping[str, str] = {
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/tunl0/rp_filter": "0",
 }
-"""The settings of direct return while it is on. All settings are 0 before direct return is turned on (``tests.support.lab``), and
-after a start without direct return."""
+"""The sysctls of direct return, with their settings while direct return is on. All settings are 0 before direct return is turned
+on (``tests.support.lab``), and after a start without direct return."""
 OTHER_BACKEND = {Backend.IPTABLES: Backend.NFTABLES, Backend.NFTABLES: Backend.IPTABLES}
 
 State = dict[str, Any]
@@ -85,7 +85,7 @@ def _interface_addresses() -> Iterable[InterfaceAddress]:
 
 
 def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
-    """The observed state, limited to these sections, with the objects of the other backend as separate rows."""
+    """The observed state, limited to these sections. Objects of the other backend are in separate rows."""
     needs_sets = "virtual_servers" in sections and "ipsets" not in sections  # in the form of the recordings, each mark has a name
     state = scope_rows.without_marks(golden_state.read_state((*sections, "ipsets") if needs_sets else sections, backend))
     if needs_sets:

@@ -20,7 +20,7 @@ class LogReader:
         self._thread.start()
 
     def stall(self, process_id: int) -> None:
-        """Stop reading, and fill the pipe to which this process logs, until the pipe accepts no more bytes."""
+        """Stop reading, and fill the log pipe of the process ``process_id`` until the pipe accepts no more bytes."""
         self._goes_on.clear()
         # The same pipe is opened again, because the descriptor of the program must not become non-blocking.
         pipe = os.open(f"/proc/{process_id}/fd/1", os.O_WRONLY | os.O_NONBLOCK)

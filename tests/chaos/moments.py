@@ -57,8 +57,8 @@ class NativeRules:
     """A wrapper of ``iptables-save``; the directory of the wrapper, ``path``, must be prepended to PATH.
 
     Some test kernels have only legacy tables, and legacy tables cannot hold native nft rules. Therefore the wrapper simulates a
-    native rule. While the block of ``added`` runs, the wrapper prints a sentence instead of the table and returns status 0, as
-    the real program does for a table with native rules.
+    native rule. In the ``with`` block of ``added``, the wrapper prints a sentence in place of the table ``filter``, and returns
+    status 0. The real program does the same for a table with native rules.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -39,8 +39,8 @@ MOMENTS: Mapping[Backend, Sequence[Moment]] = {
     Backend.IPTABLES: [kind for kind in Moment if kind is not Moment.LOCKED_MOVE],
     Backend.NFTABLES: [kind for kind in Moment if kind is not Moment.NATIVE_RULE],
 }
-"""The kinds of bad moments (see ``moments``) that histories with each backend may contain. A start with nftables needs nf_tables,
-which the kernel may lack in tests of iptables; a native rule hides only tables of iptables."""
+"""The kinds of bad moments (see ``moments``) that histories with each backend may contain. ``LOCKED_MOVE`` needs nf_tables, which
+the kernel may lack in tests of iptables. ``NATIVE_RULE`` hides only tables of iptables."""
 MOVES = 2
 """The number of moves of rules and sets between the backends in a history that begins with nftables."""
 
@@ -73,7 +73,7 @@ def name_of(kind: Special) -> str:
 
 
 def only(*kinds: Special) -> Plan:
-    """A plan of only these bad moments, troubles and harms."""
+    """A plan with one step for each of the given kinds, and no other steps."""
     return Plan(
         ["moment" if isinstance(kind, Moment) else "trouble" if isinstance(kind, Trouble) else "harm" for kind in kinds],
         has_server=not any(kind in DIRECTORY_TROUBLES for kind in kinds),

@@ -48,12 +48,13 @@ CLIENTS = (
 
 
 def add_second_address(node: lab.Lab) -> None:
-    """Add the second address to the machine on which the outside clients run."""
+    """Add ``SECOND_ADDRESS`` to the machine on which the outside clients run."""
     node.ip("client", f"address add {SECOND_ADDRESS}/16 dev lan")
 
 
 ANSWER_WITHIN_S = 60.0
-"""The longest wait for an answer on a busy machine. A refused request fails at once, and a lost UDP request is not sent again."""
+"""The longest wait for an answer on a busy machine. The long wait hides no failure, because a refused request fails at once, and
+the client does not send a lost UDP request again."""
 
 
 @contextlib.contextmanager

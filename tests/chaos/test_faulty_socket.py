@@ -64,7 +64,7 @@ def test_several_changes_that_are_sent_together_can_all_be_refused(node: _Node) 
 
 
 @pytest.mark.parametrize(("kind", "received"), [(Kind.LOST, [b"1..."]), (Kind.UNSENT, [])])
-def test_a_change_counts_as_unanswered_if_no_answer_arrives_even_if_the_kernel_applied_the_change(
+def test_a_change_without_an_answer_counts_as_unanswered_even_if_the_kernel_applied_it(
     node: _Node, kind: Kind, received: list[bytes]
 ) -> None:
     node.faults.order(Order(kind, 1, once=True))

@@ -1,4 +1,4 @@
-"""Checks of the soak test: growth is reported, fluctuation is not reported, and the cluster never becomes empty."""
+"""Checks that the soak test reports growth but not fluctuation, and that its cluster never becomes empty."""
 
 import os
 import random

@@ -1,6 +1,6 @@
 """The clean-up of a node: the objects that it removes, reports and keeps.
 
-Most tests use an in-memory kernel. On a real kernel, a test shows that nothing of kube-proxy remains.
+Most tests use an in-memory kernel. A test on a real kernel shows that nothing of kube-proxy remains after a clean-up.
 
 The tests of the command line are in ``tests/test_cli.py``.
 """
@@ -214,7 +214,7 @@ def test_a_table_that_iptables_cannot_print_is_reported_as_a_problem(kernel: Fak
     assert "table nat holds rules of nft" in problem
 
 
-def test_if_removed_objects_come_back_cleanup_asks_whether_another_proxy_still_runs(kernel: FakeKernel) -> None:
+def test_cleanup_asks_whether_another_proxy_still_runs_if_removed_objects_come_back(kernel: FakeKernel) -> None:
     class Restless(FakeKernel):
         def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
             outcomes = super().apply(operations)

@@ -95,7 +95,7 @@ async def test_commands_and_run_desire_the_same_state_after_each_phase_of_a_scen
 
 
 @in_virtual_time
-async def test_commands_and_run_agree_when_addresses_of_api_servers_are_refused() -> None:
+async def test_commands_desire_the_same_state_as_run_if_addresses_of_api_servers_are_refused() -> None:
     objects = (builders.node(), *API_SERVERS)
     await assert_all_agree_through([objects], MemoryNode())
     comparison = Comparison(inspected(memory_node.new_kernel(), *objects))

@@ -129,7 +129,7 @@ def test_doctor_reports_ok_for_every_topic_on_a_node_without_faults() -> None:
         ({"chains": LEFT}, Level.WARN, "kube-proxy", "iptables mode (2 chains)"),
         ({"tables": (left_tables.LEFT,)}, Level.WARN, "kube-proxy", "nftables mode (ip kube-proxy)"),
         ({"tables": (NAMESAKE,)}, Level.WARN, "kube-proxy", "only has the name of kube-proxy's: it has no map service-ips"),
-        # our own rules accept no packet at the hook input
+        # ipvsproxy has no rule that accepts packets at the hook input, so doctor warns about chains that refuse packets there
         ({"tables": (INPUT,)}, Level.WARN, "firewall", "the chain INPUT of the table ip filter (hook input) refuses"),
         ({"tables": (FIREWALLD,)}, Level.WARN, "firewall", "table inet firewalld (hook input) refuses connections to Services"),
         ({"listeners": {10256: "kube-proxy (process 7)"}}, Level.WARN, "ports", "health port 10256 is held by kube-proxy"),
@@ -302,7 +302,7 @@ def test_doctor_reports_a_virtual_server_of_our_node_port_on_an_address_that_the
     assert second.text.startswith("2 virtual servers of other programs")
 
 
-def test_doctor_treats_a_scheduler_in_use_as_available_and_ports_of_our_own_process_as_free() -> None:
+def test_doctor_finds_no_fault_if_a_scheduler_is_in_use_and_our_own_process_holds_our_ports() -> None:
     server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
     seen = dataclasses.replace(
         SEEN, virtual_servers={builders.frontend("10.96.0.1", 80): server}, addresses=frozenset(builders.addresses("10.96.0.1"))
@@ -407,7 +407,7 @@ def test_doctor_warns_that_large_datagrams_from_pods_on_bridges_do_not_reach_ipv
         ((), "1", NO_IPV6, ""),
     ],
 )
-def test_doctor_notes_which_large_datagrams_of_the_hosts_own_programs_are_lost(
+def test_doctor_reports_which_large_datagrams_from_programs_of_the_host_may_be_lost(
     flags: tuple[str, ...], discovery: str, unserved: Mapping[Family, str], text: str
 ) -> None:
     sysctls = {**SYSCTLS, "net/ipv4/ip_no_pmtu_disc": discovery}

@@ -106,7 +106,7 @@ async def test_list_shows_the_port_name_of_a_node_port_on_an_address_of_the_load
     assert names["TCP 192.168.0.10:80"] == names["TCP 192.168.0.10:30080"] == "http"
 
 
-async def test_list_marks_rows_of_other_programs_as_foreign_and_shows_no_service_for_stale_rows() -> None:
+async def test_the_list_marks_rows_of_other_programs_and_rows_that_no_service_desires() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 7)] = KernelVirtualServer(
         VirtualServerSettings("wlc"), {builders.backend("10.9.9.9"): 1}

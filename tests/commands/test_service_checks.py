@@ -148,7 +148,7 @@ def test_doctor_reports_an_interface_that_has_a_cluster_ip() -> None:
     assert found.startswith("dns: the interface nodelocaldns has the cluster IP 10.96.0.53, too, but")
 
 
-def test_doctor_reports_a_service_address_that_belongs_to_another_node_with_the_possible_remedies() -> None:
+def test_doctor_suggests_a_suitable_remedy_if_a_service_address_belongs_to_another_node() -> None:
     other = parse_address("192.168.0.11")
     view = dataclasses.replace(VIEW, other_nodes={other: "node-b"})
     external = builders.service("web", external=[str(other)])

@@ -132,7 +132,7 @@ async def test_keys_sort_and_filter_and_open_services_and_end_the_program(size: 
     ]
 
 
-async def test_each_sort_key_requests_its_order_from_the_daemon() -> None:
+async def test_pressing_a_sort_key_requests_the_order_of_this_key_from_the_daemon() -> None:
     daemon = Daemon("demo/web")
     async with _screen(daemon) as pilot:
         for key, asked in (
@@ -170,7 +170,7 @@ async def test_the_screen_shows_a_lost_connection_and_its_recovery() -> None:
         assert "NO ANSWER" not in _shown(pilot)
 
 
-async def test_an_opened_service_shows_a_lost_connection_and_the_deletion_of_the_service() -> None:
+async def test_the_details_of_a_service_say_if_the_connection_is_lost_or_the_service_is_deleted() -> None:
     daemon = Daemon("demo/web")
     async with _screen(daemon, interval_s=0.02) as pilot:
         await pilot.press("enter")

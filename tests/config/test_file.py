@@ -257,7 +257,7 @@ def test_the_section_ipvsproxy_is_written_only_if_an_option_in_it_differs_from_t
     assert file.document(from_flags("--manifests=/m"))["ipvsproxy"] == {"manifests": "/m"}
 
 
-def test_the_host_name_is_not_written_because_other_hosts_may_read_the_file() -> None:
+def test_the_file_contains_no_host_name_because_other_hosts_may_use_the_file() -> None:
     assert file.document(from_flags())["hostnameOverride"] == ""
 
 

@@ -16,7 +16,7 @@ from tests.config import loading
 from tests.support import builders
 
 
-def test_the_settings_have_only_families_and_a_scheduler_that_the_host_supports() -> None:
+def test_the_settings_contain_no_family_or_scheduler_that_the_host_does_not_support() -> None:
     config = loading.from_flags("--hostname-override=node-a", "--ipvs-scheduler=nosuch")
     chosen = config.on_host({Family.IPV6: True}, "rr", Backend.IPTABLES, (Sysctl("a", "1"),))
     assert chosen.translation == Settings(

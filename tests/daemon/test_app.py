@@ -1,4 +1,4 @@
-"""Covers the whole program on an in-memory kernel: its start, the reasons why it may not start, and its end.
+"""Covers the whole program on an in-memory kernel: its start, the reasons for which it refuses to start, and its end.
 
 ``tests/test_program.py`` covers the program as a separate process on a real kernel.
 """
@@ -185,7 +185,7 @@ def test_a_missing_node_object_is_logged_once(
     assert [line["node"] for line in logged if line["event"] == "load_balancers_turned_away"] == expected
 
 
-def test_a_configuration_whose_addresses_do_not_cover_a_served_family_is_logged_at_the_start(
+def test_node_port_addresses_that_lack_a_range_of_a_served_family_are_logged_at_the_start(
     kernel: Kernel, tmp_path: pathlib.Path
 ) -> None:
     logged = serve_once(kernel, tmp_path, "--nodeport-addresses=192.0.2.0/24")
@@ -424,7 +424,7 @@ def test_the_program_starts_if_iptables_works_for_at_least_one_family(unserved: 
     assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)
 
 
-def test_on_a_kernel_whose_ipvs_has_no_ipv6_the_program_serves_ipv4_and_logs_the_reason() -> None:
+def test_the_program_logs_why_ipv6_is_not_served_if_ipvs_in_the_kernel_lacks_ipv6() -> None:
     kernel = kernel_with({})
     kernel.has_ipv6 = lambda: False
     with structlog.testing.capture_logs() as logs:
@@ -507,7 +507,7 @@ def test_a_family_is_not_served_if_its_iptables_fails_and_an_error_is_raised_if_
             requirements.usable_programs(kernel)
 
 
-def test_health_shows_objects_of_the_unused_backend_that_cannot_be_removed(
+def test_health_shows_that_objects_of_the_unused_backend_cannot_be_removed(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[list[str]] = []

@@ -49,7 +49,7 @@ WEB = ServiceName("shop", "web")
 
 
 class Desk:
-    """A recorder that writes Events into a list in place of the API server."""
+    """A recorder that appends Events to a list, and does not send them to an API server."""
 
     def __init__(self) -> None:
         self.clock = Clock(100.0)
@@ -119,7 +119,7 @@ async def test_repetitions_of_a_waiting_event_are_written_as_one_event_with_a_co
     assert event["series"] == {"count": 3, "lastObservedTime": "2027-01-15T08:00:00.000001Z"}
 
 
-async def test_the_rate_of_events_about_each_object_is_limited_and_the_next_event_counts_the_dropped_events() -> None:
+async def test_the_next_event_about_an_object_counts_the_events_that_its_rate_limit_dropped() -> None:
     desk = Desk()
     for number in range(OBJECT_BURST + 3):
         await desk.write()
@@ -146,7 +146,7 @@ async def test_the_rate_of_all_events_of_the_process_is_limited() -> None:
     assert len(desk.written) == BURST + 3
 
 
-async def test_an_event_that_every_node_posts_is_delayed_and_has_the_same_name_on_every_node() -> None:
+async def test_each_node_delays_an_event_that_all_nodes_post_and_all_use_the_same_name_for_it() -> None:
     names = set()
     for _ in range(2):
         desk = Desk()
@@ -172,7 +172,7 @@ async def test_an_event_is_dropped_if_it_cannot_be_written() -> None:
     assert (desk.written, desk.outcomes) == ([], ["failed"])
 
 
-async def test_without_an_api_server_events_are_not_queued() -> None:
+async def test_events_are_not_queued_if_there_is_no_api_server() -> None:
     outcomes: list[str] = []
     recorder = Recorder(node_name="node-a", post=None, on_outcome=outcomes.append)
     recorder.record(KubernetesEvent(NODE, "Starting", "StartKubeProxy", ""))

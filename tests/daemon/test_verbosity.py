@@ -95,7 +95,7 @@ def test_removed_addresses_are_logged_at_verbosity_2_and_higher(
 
 
 @pytest.mark.parametrize(("level", "expected"), [(1, []), (2, ["health_check_port_opened", "health_check_port_closed"])])
-async def test_at_verbosity_2_and_higher_health_check_ports_are_logged(
+async def test_opening_and_closing_a_health_check_port_is_logged_if_the_verbosity_is_at_least_2(
     monkeypatch: pytest.MonkeyPatch, level: int, expected: list[str]
 ) -> None:
     monkeypatch.setattr(log._Process, "verbosity", level)

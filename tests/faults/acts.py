@@ -32,7 +32,7 @@ OWN_FILES = (
     "/proc/stat",
     "/proc/meminfo",
 )
-"""Files about this process. Only metrics read these files, and no start depends on them."""
+"""Files about this process and the machine. Only the metrics use these files, so no start depends on them."""
 LOCKED = "Another app is currently holding the xtables lock; still 5s 0us time ahead to have a chance to grab the lock...\n"
 FAILURES: dict[str, tuple[str, ...]] = {
     "send": ("ENOBUFS", "refused"),
@@ -147,7 +147,7 @@ def _watch_sockets(acts: Acts) -> None:
             return super().recv_into(buffer, nbytes, flags)
 
     class Sockets:
-        """The module ``socket`` with intercepted netlink sockets."""
+        """Stands in for the module ``socket``: creates a ``WatchedSocket`` instead of a socket, and is otherwise the same."""
 
         def __getattr__(self, name: str) -> Any:
             return WatchedSocket if name == "socket" else getattr(socket, name)

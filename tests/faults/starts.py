@@ -1,4 +1,6 @@
-"""Starts of the real program on a node that an earlier start has programmed. In each start, some acts fail.
+"""Starts of the real program on a node that an earlier start has programmed.
+
+In each start, some interactions with the system fail (see ``acts.py``).
 
 Before each start, the tests remove one virtual server, one of our set entries, one of our addresses and one of our rules, so that
 the start must also write to the kernel. All other objects must stay while the program runs.
@@ -25,7 +27,7 @@ WITHIN_S = patience.seconds(90.0)
 """The longest wait in seconds until everything is in force, if each failing act fails only once. The wait includes a start, the
 end of a hanging process, and two attempts."""
 SHOWN_WITHIN_S = patience.seconds(120.0)
-"""The longest wait until a fault is reported, or until a start has failed after all of its attempts."""
+"""The longest wait, in seconds, for the report of a fault, or for the end of a start whose attempts all fail."""
 TOLD_WITHIN_S = 1.0
 """The pause in seconds before the test looks for reports of a permanent failure, if everything is in force in spite of the
 failure."""

@@ -41,8 +41,8 @@ READINGS = (
     "send route type 18 dump",
     "send generic command 4 dump",
 )
-"""The acts with which the loop reads the kernel before it programs anything. An earlier step of the start may have made the same
-reads as a check."""
+"""The acts with which the loop reads the kernel before it programs anything. An earlier step of the start may already have made
+these reads to check the kernel."""
 
 
 @pytest.fixture(scope="module", name="node")
@@ -62,14 +62,14 @@ def _acts_of_a_start(node: starts.Node) -> list[str]:
 
 
 @pytest.mark.parametrize("first", range(STARTS))
-def test_if_acts_of_a_start_fail_once_nothing_is_removed_and_everything_is_programmed(
+def test_a_start_removes_nothing_and_programs_everything_if_some_acts_fail_once(
     node: starts.Node, acts_of_a_start: list[str], first: int
 ) -> None:
     fail(node, *(acts.Order(name, acts.failures(name)[0], 1) for name in acts_of_a_start[first::STARTS]))
 
 
 @pytest.mark.parametrize("name", ALWAYS)
-def test_if_an_act_always_fails_nothing_is_removed_and_the_failure_is_reported(node: starts.Node, name: str) -> None:
+def test_the_failure_is_reported_and_nothing_is_removed_if_an_act_always_fails(node: starts.Node, name: str) -> None:
     fail(node, acts.Order(name, acts.failures(name)[0], 0))
 
 

@@ -1,7 +1,6 @@
-"""Target ``config``.
+"""Fuzz target ``config``: reads arbitrary flags and an arbitrary configuration file.
 
-Fuzz target ``configuration``: reads arbitrary flags and an arbitrary file. Only ``ConfigError`` may be raised; a configuration
-that is accepted can be written and read again.
+Only ``ConfigError`` may be raised; a configuration that is accepted can be written and read again.
 """
 
 from ipvsproxy.config import file, load

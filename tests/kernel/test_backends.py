@@ -1,4 +1,4 @@
-"""Covers when the kernel is queried for the table of the unused backend, with a fake kernel.
+"""Covers queries for ipvsproxy's table in nftables, and the removal of sets from ipset, mostly with a fake kernel.
 
 ``nftables/test_nft_rules_driver`` queries a real kernel.
 """

@@ -220,7 +220,7 @@ def test_a_poll_returns_the_changes_that_another_program_has_made_since_the_last
     }
 
 
-def test_plan_reads_the_same_kernel_state_as_run(kernel: Kernel, given: loop_kernel.Kernel) -> None:
+def test_the_commands_plan_and_run_read_the_same_kernel_state(kernel: Kernel, given: loop_kernel.Kernel) -> None:
     desired = fill(kernel)
     asked = tuple(IP_SETS), tuple(Family), (CONNTRACK,)
     assert given.observe(*asked) == kernel.observe(*asked)
@@ -230,7 +230,7 @@ def test_plan_reads_the_same_kernel_state_as_run(kernel: Kernel, given: loop_ker
     }
 
 
-def test_each_object_has_one_outcome_and_the_outcomes_are_in_the_order_of_the_operations(given: loop_kernel.Kernel) -> None:
+def test_apply_returns_one_outcome_for_each_object_in_the_order_of_the_operations(given: loop_kernel.Kernel) -> None:
     desired, entry = server(), entries(Family.IPV4)[1]
     ip_set = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
     items = (
@@ -366,7 +366,7 @@ def test_entries_of_every_type_are_read_back_unchanged_until_they_are_removed(ke
     assert sets(kernel) == {}
 
 
-def test_with_both_backends_an_entry_can_be_added_twice_or_removed_twice_without_an_error(kernel: Kernel) -> None:
+def test_in_each_backend_it_is_no_error_to_add_or_remove_an_entry_twice(kernel: Kernel) -> None:
     entry = entries(Family.IPV4)[1]
     add(kernel, IP_SETS[entry.set], entry)
     add(kernel, entry)
@@ -649,7 +649,7 @@ def test_a_firewall_mark_virtual_server_of_another_program_is_not_changed(kernel
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_new_backend_copies_the_sets_of_the_former_backend_and_keeps_former_sets_in_nftables_up_to_date(
+def test_a_new_backend_copies_the_former_sets_and_updates_them_if_they_are_in_nftables(
     network_namespace: None, backend: Backend
 ) -> None:
     skip_without_nftables()

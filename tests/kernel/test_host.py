@@ -50,7 +50,7 @@ def test_the_kernel_version_consists_of_the_first_two_numbers_of_the_release(
     assert host.kernel_version() == version
 
 
-def test_nothing_is_reported_as_missing_on_a_complete_host(proc: pathlib.Path) -> None:
+def test_nothing_is_reported_as_missing_on_a_host_that_meets_all_requirements(proc: pathlib.Path) -> None:
     assert host.missing_privileges(proc) == host.missing_features(proc) == ()
 
 
@@ -208,7 +208,10 @@ def test_a_kernel_setting_that_cannot_be_read_at_the_moment_does_not_count_as_mi
 
 
 def lists_connections(data: bytes) -> list[fake_netlink.Answer]:
-    """The answer of Linux 6.12 to a listing. Without a filter, the answer has one flow, and more messages follow."""
+    """The answer of Linux 6.12 to a request for the list of connections.
+
+    Without a filter, the answer has one flow, and more messages follow.
+    """
     ((_, _, _, sequence, payload),) = fake_netlink.split(data)
     has_filter = len(payload) > 4
     return [fake_netlink.error(sequence, errno.EINVAL) if has_filter else fake_netlink.message(sequence, bytes(24))]

@@ -60,7 +60,7 @@ def test_a_process_with_another_program_name_or_user_does_not_count_as_a_running
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with contextlib.closing(instance.Instance(NAME)):
-        assert instance.running(NAME) is None  # this process is pytest
+        assert instance.running(NAME) is None  # the program name of this process is pytest, not ipvsproxy
         monkeypatch.setattr(instance, "_owner", lambda _: (os.getpid(), 4711))
         assert instance.running(NAME) is None
 

@@ -212,7 +212,7 @@ def test_if_a_driver_raises_an_exception_only_its_own_run_of_operations_fails(ke
     assert all("use ipset" in outcome.error for outcome in outcomes[1:3])
 
 
-def test_each_run_of_operations_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel) -> None:
+def test_each_call_of_a_driver_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     reported: list[tuple[list[bool], float]] = []
     target = node_kernel.NodeKernel(
@@ -345,7 +345,7 @@ def test_a_poll_skips_rules_whose_fingerprint_cannot_be_read(kernel: Kernel) -> 
     assert logged == [], "the first reading has logged it"
 
 
-def test_a_missing_fingerprint_of_rules_is_logged_once_until_the_rules_have_a_fingerprint_again(kernel: Kernel) -> None:
+def test_an_unreadable_fingerprint_of_rules_is_logged_only_once_until_it_is_readable_again(kernel: Kernel) -> None:
     target = new_node()
     with structlog.testing.capture_logs() as logged:
         for broken in ({"rule_changes"}, {"rule_changes"}, set(), {"rule_changes"}):

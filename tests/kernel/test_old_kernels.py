@@ -100,7 +100,7 @@ def test_every_set_is_created_and_accepts_entries_of_all_protocols() -> None:
 
 
 OLDEST = "4.18"
-"""The oldest supported version of Linux. Every feature that a later version lacks is missing in this version, too."""
+"""The oldest supported version of Linux. This version lacks every feature that any later version lacks."""
 
 
 @pytest.fixture

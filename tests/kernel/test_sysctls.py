@@ -77,7 +77,7 @@ def test_the_error_of_a_refused_setting_says_how_to_fix_it(
     assert "\n" not in outcome.error
 
 
-def test_a_setting_that_cannot_be_read_is_an_error(root: pathlib.Path) -> None:
+def test_an_unreadable_setting_raises_an_error(root: pathlib.Path) -> None:
     with pytest.raises(KernelError) as caught:
         SysctlDriver(root).observe(["net/ipv4"])
     assert caught.value.errno == errno.EISDIR

@@ -112,7 +112,7 @@ async def test_a_call_never_runs_if_it_is_cancelled_before_it_begins(thread: Ker
     assert target.calls == [1, 3]
 
 
-def test_a_result_for_a_closed_event_loop_is_dropped_and_the_thread_continues() -> None:
+def test_the_thread_continues_if_the_event_loop_of_a_call_is_closed_before_the_result_arrives() -> None:
     kept: list[KernelThread[Target]] = []
     left: list[asyncio.Task[int]] = []
 

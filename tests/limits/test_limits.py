@@ -25,11 +25,12 @@ pytestmark = [pytest.mark.kernel]
 
 WITHIN_S = patience.seconds(90.0)
 STOPPED_WITHIN_S = patience.seconds(60.0)
-"""The longest waits for answers, which suffice even on a busy machine. scripts/bench measures how fast the program is on an idle
-machine."""
+"""The longest waits, in seconds. These waits suffice even on a busy machine. scripts/bench measures how fast the program is on an
+idle machine."""
 DESCRIPTORS = 256
 SERVICES = 150
-"""The number of Services. With two listeners each, these Services need more file descriptors than the process may have."""
+"""The number of Services. Each Service has two listeners, so all listeners need more file descriptors than the process may
+have."""
 CONNECTIONS = 300
 FLOWS = 200
 """The number of connections that are held open: twice as many as fit into the connection table."""
@@ -75,7 +76,10 @@ def _descriptors(running: Cluster, _directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _connections(running: Cluster, _directory: Path) -> Iterator[None]:
-    """An outside client holds many connections to each open port, and sends no request. Flushed rules and sets are restored."""
+    """An outside client holds many connections to each open port, and sends no request.
+
+    Meanwhile, the program restores flushed rules and sets.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with contextlib.ExitStack() as held:
@@ -93,7 +97,7 @@ def _connections(running: Cluster, _directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _full_disk(running: Cluster, directory: Path) -> Iterator[None]:
-    """The disk with the log is full."""
+    """Inside the ``with`` block, the disk that has the log is full."""
     with (directory / "disk/filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(4096))

@@ -44,7 +44,7 @@ TEXTS: list[tuple[Item, str]] = [
 
 
 @pytest.mark.parametrize(("item", "text"), TEXTS)
-def test_the_text_of_an_operation_has_its_verb_kind_and_object(item: Item, text: str) -> None:
+def test_the_text_of_an_operation_contains_its_verb_and_the_kind_and_name_of_its_object(item: Item, text: str) -> None:
     assert str(Operation(Verb.ADD, item)) == f"add {text}"
 
 

@@ -85,7 +85,7 @@ def test_the_function_plain_turns_packed_weights_into_a_dictionary_and_returns_a
     assert plain(EvenWeights.of([key])) == {bytes(key): 1}
 
 
-def test_uneven_weights_are_a_mapping_that_keeps_the_order_of_its_keys() -> None:
+def test_uneven_weights_behave_like_a_dictionary_with_the_same_keys_in_the_same_order() -> None:
     weights = UnevenWeights({TWO: 5, ONE: 0})
     assert (list(weights), len(weights), weights[TWO]) == ([TWO, ONE], 2, 5)
     assert dict(weights) == weights.unpacked() == {ONE: 0, TWO: 5}

@@ -1,4 +1,4 @@
-"""The desired and the observed rules of a family (skeletons)."""
+"""Skeletons: the desired and the observed rules of an IP family."""
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, Verdict
@@ -47,7 +47,7 @@ def test_a_skeleton_without_a_table_ignores_the_observed_chains_and_jumps_of_the
     assert both.without("mangle") == nat
 
 
-def test_a_rule_of_another_program_between_our_jumps_is_a_difference() -> None:
+def test_the_observed_rules_differ_from_the_desired_rules_if_another_program_adds_a_rule() -> None:
     desired = Skeleton(family=Family.IPV4, chains={}, jumps=()).in_force
     strange = {ChainKey("nat", "OUTPUT"): ("accept",)}
     assert ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(), strange_rules=strange) != desired

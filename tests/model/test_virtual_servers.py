@@ -1,4 +1,4 @@
-"""Virtual servers that packets reach by a mark."""
+"""Covers virtual servers that packets reach by a firewall mark."""
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey

@@ -28,7 +28,7 @@ def _is_repetition(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="module", params=Binding, ids=str)
 def binding(request: pytest.FixtureRequest) -> Binding:
-    """The binding of the program under test."""
+    """The method by which the program under test makes Service addresses local."""
     chosen: Binding = request.param
     return chosen
 

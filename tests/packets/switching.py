@@ -12,7 +12,7 @@ from tests.support import cluster, golden_state, lab
 from tests.support.cluster import Cluster
 
 HELD = (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
-"""The clients that keep a TCP connection open, each with the address of its connection, in each family."""
+"""Each client that keeps one TCP connection per IP family open, and the address to which the client connects."""
 Client = tuple[str, str, str, Family]
 """A client that sends requests, with its protocol, address and family."""
 

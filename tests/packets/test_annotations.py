@@ -105,7 +105,10 @@ def test_all_clients_of_one_network_are_sent_to_one_endpoint(running: Cluster, f
 
 
 def _sources(running: Cluster, family: Family) -> list[str]:
-    """Addresses of outside clients, all of which are in one /24 or /64."""
+    """Adds addresses to the interface of the outside client, and returns the addresses.
+
+    All addresses are in one /24 (IPv4) or one /64 (IPv6).
+    """
     first = ipaddress.ip_address("172.18.2.1" if family is Family.IPV4 else "fc00:f853:ccd::2:1")
     addresses = [str(first + number) for number in range(CLIENTS)]
     length = 16 if family is Family.IPV4 else 64
@@ -175,7 +178,7 @@ def test_two_nodes_send_a_client_to_the_same_endpoint(running: Cluster, tmp_path
     assert len(set(maps[0])) == len(PODS) * len(Family)
 
 
-def test_during_its_slow_start_a_new_endpoint_gets_a_small_share_that_rises_gradually(running: Cluster) -> None:
+def test_a_new_endpoint_gets_a_small_but_growing_share_of_connections_during_its_slow_start(running: Cluster) -> None:
     """The first slow start takes an hour, so that the weight stays small even if requests take long on a busy machine."""
     running.have()
     running.have(_web("p1", scheduler="wrr", slow_start="1h"))

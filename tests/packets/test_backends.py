@@ -158,7 +158,7 @@ def test_a_set_with_another_definition_is_replaced_by_a_running_program_and_by_a
         assert differences(running) == []
 
 
-def test_cleanup_removes_sets_with_another_definition(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_cleanup_removes_our_sets_even_if_their_definition_has_been_changed(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
         running.have(*SERVICES)
         running.program.__exit__(None, None, None)

@@ -1,4 +1,7 @@
-"""Local routes: a reload switches bindings under load, the program is killed during a switch, and routes drift."""
+"""Covers local routes.
+
+A reload switches between addresses and routes under load, a kill interrupts a switch, and routes are missing or surplus.
+"""
 
 import functools
 import time

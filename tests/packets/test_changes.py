@@ -26,9 +26,7 @@ def _range_of(name: str, family: Family) -> str:
 
 
 @by_ipv4
-def test_during_a_change_of_source_ranges_no_allowed_client_loses_a_request_and_no_other_client_is_answered(
-    running: Cluster, family: Family
-) -> None:
+def test_a_change_of_source_ranges_does_not_affect_clients_that_stay_allowed_or_refused(running: Cluster, family: Family) -> None:
     def ranges(*texts: str) -> list[Manifest]:
         return service("web", 1, "p1", balancer=True, loadBalancerSourceRanges=texts)
 

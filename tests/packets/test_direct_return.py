@@ -23,7 +23,7 @@ FLAGS = ("--mass-deletion-guard=0",)
 
 
 @pytest.mark.parametrize("entry", [pytest.param(one, marks=patience.THOROUGH if one == "remote" else []) for one in ENTRIES])
-def test_endpoints_see_the_client_address_and_answer_directly_whichever_node_the_client_uses(three: Three, entry: str) -> None:
+def test_endpoints_answer_directly_to_the_client_address_for_every_node_of_entry(three: Three, entry: str) -> None:
     check_each_protocol(three, entry)
 
 

@@ -52,7 +52,7 @@ def test_a_client_with_session_affinity_keeps_its_endpoint_at_every_node_of_entr
         assert len(reached) == 1, protocol
 
 
-def test_source_ranges_are_enforced_at_the_node_of_entry(three: Three) -> None:
+def test_the_node_of_entry_drops_packets_of_clients_outside_the_source_ranges(three: Three) -> None:
     """Packets of clients outside the source ranges do not even arrive at the node with the endpoint."""
     three.have(nodes(*NODES), web("r1", loadBalancerSourceRanges=[f"{CLIENT}/32"]))
     three.enter_by("third")
@@ -73,7 +73,7 @@ def _received_by_tunnel(laboratory: lab.Lab, place: str) -> int:
 
 
 def test_no_request_fails_while_a_rolling_update_moves_the_endpoints_to_other_nodes(three: Three) -> None:
-    """The new pod starts before the former pod terminates; the former pod is removed last, as in a rolling update or drain."""
+    """The new pod is ready before the old pod terminates, as in a rolling update or drain. The old pod is removed at the end."""
     steps: list[tuple[list[Endpoint | str], set[str]]] = [
         (["r1"], {"r1"}),
         (["r1", Endpoint("p1", ready=False)], {"r1"}),

@@ -2,8 +2,8 @@
 
 Policies of Services change before or after this start.
 
-Because of the lock, old iptables rules cannot be removed, or new iptables rules cannot be written. No packet may be treated
-according to set entries of former policies.
+Because of the lock, the new process cannot remove the former backend's iptables rules, or cannot write its own iptables rules. No
+packet may be treated according to set entries of former policies.
 """
 
 from pathlib import Path

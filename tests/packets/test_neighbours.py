@@ -228,7 +228,10 @@ def with_host_ports(laboratory: lab.Lab, program: str) -> None:
 
 
 def reached(laboratory: lab.Lab) -> set[str]:
-    """The pods that answer on port 80 of the Service's addresses, or the outcome if there is no answer."""
+    """The pods that answer the probes of port 80 of the Service's addresses.
+
+    For a probe without an answer, the set has its outcome.
+    """
     probes = [laboratory.probe(from_, "TCP", address(to, Family.IPV4), 80) for from_, to in REACHED]
     return {backend for one in probes for backend in one.backends or (one.outcome,)}
 

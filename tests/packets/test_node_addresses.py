@@ -18,7 +18,8 @@ from tests.support.cluster import Cluster, service
 pytestmark = [pytest.mark.kernel, with_routes]
 
 ACKNOWLEDGED_S = 0.5
-"""The wait until a client has acknowledged an answer. Linux delays acknowledgements by 40 ms (TCP_DELACK_MIN) to 200 ms."""
+"""The number of seconds after which a client has certainly acknowledged an answer. Linux delays acknowledgements by 40 ms
+(TCP_DELACK_MIN) to 200 ms."""
 NODE_PORT = 30001
 NEW = {Family.IPV4: "172.18.7.7/16", Family.IPV6: "fc00:f853:ccd::77/64"}
 ADDED = [f"address add {text} dev eth0 {'nodad' if ':' in text else ''}" for text in NEW.values()]
@@ -29,7 +30,10 @@ SERVICES = service("web", 1, "p1", external=True, node_port=NODE_PORT, protocols
 
 @pytest.fixture(scope="module", name="running")
 def _running(running: Cluster) -> Cluster:
-    """Service addresses have local routes here, and are addresses of ``kube-ipvs0`` in ``test_reported.py``."""
+    """A cluster with ``SERVICES``.
+
+    The service addresses have local routes here; in ``test_reported.py``, they are on ``kube-ipvs0``.
+    """
     running.have(SERVICES)
     return running
 

@@ -113,7 +113,8 @@ class Proxies:
                 running.wait_until(lambda: "event=dry_run_looked" in self.log.read_text(), "compared", WITHIN_S)
                 assert own_objects() == self._has, "a shadow changes nothing"
             else:
-                running.wait_until(lambda: health_status() == 200, "healthy", WITHIN_S)  # reading objects starts six programs
+                # first wait for the status, because each call of own_objects starts six programs
+                running.wait_until(lambda: health_status() == 200, "healthy", WITHIN_S)
                 running.wait_until(lambda: own_objects() == self.own and self._has_moved(), f"own: {self.own}", WITHIN_S)
                 self._has = self.own
                 self._check(pod.daemon_set)
@@ -174,7 +175,7 @@ def test_each_proxy_takes_over_the_objects_of_the_other_proxy(
         one = OneNode(tmp_path / "page", proxies.config_map, proxies.log, proxies.start, proxies.clean_up)
         with contextlib.closing(one):
             _migrate(one, proxies)
-        # With the routes binding, two rules in iptables differ until kube-proxy rewrites them.
+        # If ipvsproxy used local routes, two iptables rules differ from the recording until kube-proxy rewrites them.
         is_same = backend is Backend.NFTABLES or binding is Binding.ADDRESSES
         sections = SECTIONS if is_same else tuple(section for section in SECTIONS if section != "iptables")
         assert differing(golden_state.read_state(SECTIONS), sections) == []

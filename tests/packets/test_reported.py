@@ -94,7 +94,7 @@ def test_packets_of_the_host_are_not_masqueraded_if_the_cluster_cidr_contains_th
 
 
 def test_doctor_reports_a_host_process_and_a_notrack_rule_that_collide_with_a_service(start: Start) -> None:
-    """Collisions with a process of the host and with a NOTRACK rule. Rules for a hostPort are tested in ``test_neighbours``."""
+    """Rules for a hostPort are tested in ``test_neighbours``."""
     running = start()
     laboratory = running.lab
     rules = "*raw\n-A PREROUTING -d 10.96.0.1/32 -p tcp --dport 80 -j CT --notrack\nCOMMIT\n"
@@ -126,7 +126,10 @@ LINK_LOCAL = "169.254.20.10"
 
 
 def test_nodelocal_dns_works_with_ipvs_only_if_its_interface_does_not_have_the_cluster_ip(start: Start) -> None:
-    """The interface, addresses and rules are those of nodelocaldns.yaml (k8s-dns-node-cache 1.26.4). The cache does not run."""
+    """The interface, addresses and rules are those of nodelocaldns.yaml (k8s-dns-node-cache 1.26.4).
+
+    The cache itself does not run: a server of the test answers in its place.
+    """
     running = start()
     laboratory, dns = running.lab, cluster.address("cluster 1", Family.IPV4)
     have(running, service("kube-dns", 1, "r1", protocols=["UDP"]))
@@ -164,8 +167,8 @@ def test_k3s_servicelb_makes_other_nodes_unreachable_unless_a_workaround_is_conf
 ) -> None:
     """ServiceLB puts the addresses of all nodes into the status of each load balancer (k3s#2804, k3s#5000).
 
-    Two workarounds that are not tested here, ``ipMode=Proxy`` and ``--ipvs-refuse-node-addresses``, also leave the address out of
-    the desired state (``tests/translate``).
+    Two other workarounds, ``ipMode=Proxy`` and ``--ipvs-refuse-node-addresses``, also keep these addresses out of the desired
+    state; ``tests/translate`` tests them.
     """
     running = start()
     laboratory = running.lab

@@ -173,7 +173,10 @@ def test_all_clients_are_treated_as_with_kube_proxy_if_the_kernel_has_no_table_m
         running.wait_until(lambda: bool(running.logged("operation_failed.*mangle")), "the rules of mangle refused")
 
         def all_served() -> bool:
-            """The outside client does not use the load-balancer address 2, which has no endpoint for outside clients."""
+            """Whether all clients reach the expected pods.
+
+            The outside client does not query load-balancer address 2, because outside clients have no endpoint there.
+            """
             return all(ask(running, one, "balancer 1").backends == backends("p1") for one in ("client", "p2", "host")) and all(
                 ask(running, one, "balancer 2").backends == backends("r1") for one in ("p2", "host")
             )
@@ -205,7 +208,7 @@ def test_connections_survive_a_restart_with_other_firewall_marks_and_one_without
         running.program.__exit__(None, None, None)
 
 
-# A reload switches second scopes off and on; the commands plan, verify and cleanup.
+# Tests of a reload that switches second scopes off and on, and of the commands plan, verify and cleanup.
 
 FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
 """A virtual server of another program. The firewall mark of this virtual server uses bits of our marks."""
@@ -245,7 +248,7 @@ def _differences(verified: Ended) -> list[str]:
     return [one for one in found if not BESIDE.search(one)]
 
 
-def test_drift_of_second_scopes_is_shown_and_repaired_and_cleanup_removes_only_our_marks(
+def test_damage_to_second_scopes_is_shown_and_repaired_and_a_cleanup_keeps_marks_of_other_programs(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
@@ -287,7 +290,7 @@ def _marks() -> list[str]:
 
 
 def _is_repaired(running: cluster.Cluster, found: int, state: golden_state.State) -> bool:
-    """Whether ipvsproxy has reported drift more than ``found`` times, and the kernel has the ``state`` from before the drift."""
+    """Whether ipvsproxy has reported drift more than ``found`` times, and the kernel has returned to ``state``."""
     return len(running.logged("event=drift_found")) > found and _all_scopes() == state
 
 
@@ -353,7 +356,10 @@ def test_a_node_port_without_a_local_endpoint_does_not_answer_a_pod_of_a_third_n
 
 
 def test_a_packet_that_a_process_has_marked_reaches_its_destination(running: cluster.Cluster) -> None:
-    """IPVS accepts a packet with a matching mark whatever its destination, and many programs use the mark 1."""
+    """IPVS accepts every packet that has the mark of a virtual server, whatever destination the packet has.
+
+    Many programs use the mark 1.
+    """
     with socket.socket() as client:
         running.have(service("web", 1, "p1", balancer=True, protocols=TCP, **LOCAL))
         client.settimeout(5)
@@ -376,7 +382,7 @@ def test_connections_survive_a_change_of_the_traffic_policy_to_cluster(running: 
         one.abort()
 
 
-def test_a_host_process_reaches_all_endpoints_at_a_load_balancer_address_that_an_interface_of_the_node_has(
+def test_a_host_process_reaches_all_endpoints_even_if_the_node_itself_has_the_load_balancer_address(
     running: cluster.Cluster,
 ) -> None:
     """The node has the address of the load balancer, as with kube-vip.
@@ -396,7 +402,7 @@ def test_a_host_process_reaches_all_endpoints_at_a_load_balancer_address_that_an
 
 
 def with_balancers(manifests: list[cluster.Manifest], *numbers: int) -> list[cluster.Manifest]:
-    """The Service with the load-balancer addresses of these numbers."""
+    """Returns the manifests, in which the status of each Service has the load-balancer addresses with these numbers."""
     addresses = [cluster.address(f"balancer {number}", family) for number in numbers for family in Family]
     status = {"loadBalancer": {"ingress": [{"ip": one} for one in addresses]}}
     return [one | {"status": status} if one["kind"] == "Service" else one for one in manifests]
@@ -431,7 +437,7 @@ def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) ->
         assert load.backends.keys() == {cluster.address(pod, Family.IPV4)}, f"balancer {number}"
 
 
-def test_if_two_services_desire_one_address_a_restart_does_not_mix_up_their_endpoints(running: cluster.Cluster) -> None:
+def test_a_restart_does_not_mix_up_the_endpoints_of_two_services_that_desire_one_address(running: cluster.Cluster) -> None:
     running.have()
     old = service("a", 1, "p1", balancer=True, protocols=TCP, **LOCAL)
     young = with_balancers(service("b", 2, "r1", balancer=True, protocols=TCP, **LOCAL), 1, 2)
@@ -441,7 +447,7 @@ def test_if_two_services_desire_one_address_a_restart_does_not_mix_up_their_endp
     assert sorted(marks(running)) == before
 
 
-def test_an_address_that_moves_to_another_service_while_no_process_runs_does_not_affect_clients_of_other_addresses(
+def test_an_address_that_changes_its_service_before_a_start_does_not_affect_other_addresses(
     running: cluster.Cluster,
 ) -> None:
     """tests/reconcile/tables/test_scopes.py also covers the case in which the order of the two Services is reversed."""

@@ -101,7 +101,7 @@ def test_clients_on_this_node_and_outside_clients_are_answered_by_the_endpoints_
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 @pytest.mark.parametrize("protocol", cluster.PORTS)
 @pytest.mark.parametrize(("name", "to"), [("p2", "balancer 4"), ("p2", "node"), ("host", "balancer 4")])
-def test_a_client_on_this_node_with_session_affinity_is_always_answered_by_one_endpoint(
+def test_one_endpoint_answers_all_requests_of_a_client_on_this_node_if_there_is_session_affinity(
     running: cluster.Cluster, name: str, to: str, protocol: str, family: Family
 ) -> None:
     port = 30004 if to == "node" else cluster.PORTS[protocol][0]

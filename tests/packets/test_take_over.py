@@ -2,8 +2,8 @@
 
 ipvsproxy must not rewrite any object of kube-proxy, and no client may notice the take-over. After ipvsproxy has stopped, the
 kernel must have the state that kube-proxy left. The objects listed in ``golden/accepted.txt`` differ from kube-proxy's objects on
-purpose, and ipvsproxy may rewrite them. Second scopes, if enabled, are added to the recorded state; before the hand-back, second
-scopes are disabled, which removes them.
+purpose, and ipvsproxy may rewrite them. With ``--ipvs-traffic-scopes=api``, ipvsproxy adds the objects of second scopes to the
+recorded state. Before the hand-back, a program without this flag removes these objects.
 
 With the nftables backend, the take-over moves kube-proxy's rules and sets to nftables. Before the hand-back, a program with the
 iptables backend moves rules and sets back to iptables, under the same load.
@@ -44,7 +44,7 @@ ipset."""
 
 
 @pytest.mark.parametrize("scopes", [TrafficScopes.KUBE_PROXY, pytest.param(TrafficScopes.API, marks=patience.THOROUGH)])
-def test_a_take_over_rewrites_no_object_and_neither_the_take_over_nor_the_hand_back_disturbs_a_client(
+def test_a_take_over_and_the_return_disturb_no_client_and_the_take_over_rewrites_no_object(
     tmp_path: Path, scopes: TrafficScopes
 ) -> None:
     manifests, log = tmp_path / "manifests", tmp_path / "log"

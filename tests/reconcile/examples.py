@@ -54,7 +54,7 @@ def state(
 ) -> ServiceState:
     """The desired state of one Service; all of its virtual servers have the same real servers.
 
-    Virtual servers on addresses of nodes serve node ports.
+    A virtual server on one of ``NODE_ADDRESSES`` serves a node port; any other virtual server serves a cluster IP.
     """
     desired = EvenWeights.of(list(real_servers))
     roles = {key: Role.NODE_PORT if key.address in NODE_ADDRESSES else Role.CLUSTER_IP for key in virtual_servers}

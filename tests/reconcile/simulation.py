@@ -93,7 +93,7 @@ class SimulatedNode:
         return self._settings.binding
 
     def switch(self, binding: Binding) -> None:
-        """A reload has changed the method by which addresses become local: every Service is translated again."""
+        """Change the method by which addresses become local, as a reload does, and translate every Service again."""
         self._settings = dataclasses.replace(self._settings, binding=binding)
         for service, slices, remembered in list(self._translated.values()):
             self.put(service, *slices, remembered=remembered)

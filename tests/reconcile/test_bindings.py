@@ -91,7 +91,7 @@ def test_with_either_binding_an_address_becomes_local_only_after_its_virtual_ser
 
 
 @BINDINGS
-def test_with_either_binding_an_undesired_address_is_removed_after_its_virtual_server(binding: Binding) -> None:
+def test_an_undesired_address_is_removed_after_its_virtual_server_with_each_binding(binding: Binding) -> None:
     node = running(binding)
     node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, VirtualServer), times=1)
     node.remove("shop")
@@ -127,7 +127,7 @@ def test_routes_of_a_family_that_is_not_served_are_kept() -> None:
     assert list(tables.routes.surplus) == [both[0]]
 
 
-def test_only_addresses_that_are_local_by_a_route_get_the_rule_for_routes() -> None:
+def test_the_rule_for_routes_covers_only_addresses_that_have_or_will_get_a_route() -> None:
     node = running(Binding.ADDRESSES)
     keys = [builders.frontend(address, 80) for address in ADDRESSES]
     routed = node.reconciler.survey.routed

@@ -59,7 +59,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
         ),
     ],
 )
-def test_adding_a_service_to_many_services_takes_only_the_operations_of_the_added_service(
+def test_the_cost_of_adding_a_service_or_an_endpoint_does_not_depend_on_the_number_of_services(
     change: tuple[Service, EndpointSlice], kinds: list[type], calls: collections.Counter[str]
 ) -> None:
     spent = []

@@ -44,7 +44,7 @@ def test_each_repair_of_returning_drift_is_delayed_longer_than_the_previous_repa
     assert waits == [5, 10, 10, 10, 10, 10, 10, 10, 10]
 
 
-def test_a_changed_desired_value_is_not_delayed_and_later_delays_begin_with_the_shortest_delay() -> None:
+def test_repairs_are_no_longer_delayed_after_the_desired_value_has_changed() -> None:
     drifts, now = contested(observation.FREE_HEALS + 3)
     assert drifts.may_heal(PLACE, "another wish", now)
     drifts.note(PLACE, "another wish", now + 1)

@@ -63,7 +63,9 @@ def test_an_excluded_virtual_server_is_written_only_while_a_service_desires_it()
 @pytest.mark.checklist(71)
 @pytest.mark.parametrize("binding", Binding)
 @pytest.mark.parametrize("lost", ["entries", "addresses", "nothing"])
-def test_a_new_process_recognises_a_virtual_server_of_ipvsproxy_by_either_kind_of_witness(lost: str, binding: Binding) -> None:
+def test_a_new_process_recognises_a_virtual_server_of_ipvsproxy_if_one_kind_of_witness_is_lost(
+    lost: str, binding: Binding
+) -> None:
     node = running("10.244.0.1")
     node.switch(binding)
     node.sync()
@@ -193,7 +195,7 @@ def test_a_virtual_server_missing_in_an_audit_counts_as_gone_unless_it_was_writt
     assert observed.keys() == {KEY, other}, "it was added after its part of the table was read"
 
 
-def test_a_failed_change_during_an_audit_does_not_make_its_virtual_server_count_as_gone() -> None:
+def test_a_virtual_server_does_not_count_as_gone_if_a_change_of_it_fails_during_an_audit() -> None:
     """The audit does not see the virtual server, although it exists.
 
     Another program replaces the virtual server while the audit reads that part of the table.
@@ -269,7 +271,7 @@ def test_an_object_that_was_read_from_the_kernel_is_never_modified_later() -> No
     assert node.kernel.virtual_servers[KEY] != before
 
 
-def test_unchanged_sets_and_addresses_stay_observed() -> None:
+def test_observed_sets_and_addresses_are_kept_if_a_read_reports_no_change() -> None:
     node = running("10.244.0.1")
     node.observe(sets=None, addresses=None, interface_addresses=None)
     assert not node.plan()

@@ -1,4 +1,4 @@
-"""How many real servers may be removed after recent additions and removals."""
+"""Covers how many real servers may be removed now, depending on recent additions and removals."""
 
 import math
 

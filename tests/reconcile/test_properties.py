@@ -1,4 +1,4 @@
-"""After any events in any order, the kernel ends up in the state that programming an empty kernel would give.
+"""Whatever events precede, the final kernel equals an empty kernel that is programmed with the final objects.
 
 The simulated world is very small, so that all of its objects interact. ``test_preconditions`` tests source ranges during failures
 of single operations.

@@ -1,6 +1,7 @@
 """How annotations of Services change kernel objects.
 
-A changed annotation edits an object in place, drift is repaired, and an annotated weight of 0 is not a drain.
+When an annotation changes, the kernel object is changed in place. Drift from annotated values is repaired. An annotated weight of
+0 does not begin a drain.
 """
 
 from typing import Any
@@ -110,7 +111,7 @@ def test_a_service_uses_the_deadline_of_the_node_again_after_its_deadline_annota
     assert KEY not in node.kernel.virtual_servers
 
 
-def test_drift_of_flags_weights_and_thresholds_is_repaired() -> None:
+def test_drift_of_flags_and_weights_and_thresholds_is_repaired() -> None:
     rules = WeightRules({}, {}, 3)
     node = running(web(scheduler="mh", scheduler_flags=SCHEDULER_FALLBACK, weights=rules, thresholds=Thresholds(10)))
     server = node.kernel.virtual_servers[KEY]
@@ -168,7 +169,7 @@ def test_a_changed_deadline_annotation_applies_at_once_to_drains_that_have_alrea
     assert TWO not in node.kernel.virtual_servers[KEY].real_servers
 
 
-def test_drains_of_a_contested_virtual_server_have_the_deadline_of_the_winning_service() -> None:
+def test_the_winning_service_sets_the_drain_deadline_of_a_contested_virtual_server() -> None:
     young = web(builders.service("young", created_s=builders.CREATED_S + 1), drain_deadline_s=30)
     node = running(web(drain_deadline_s=60))
     node.put(young, builders.endpoint_slice(builders.endpoint("10.244.0.1"), service="young"))

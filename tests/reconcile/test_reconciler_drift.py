@@ -61,7 +61,7 @@ def test_a_changed_desired_value_is_written_at_once_while_the_repair_of_returnin
     assert not node.reconciler._drifts, "what was calm for long is forgotten"
 
 
-def test_delayed_drift_does_not_wake_the_loop_if_the_object_is_no_longer_desired() -> None:
+def test_a_delayed_repair_does_not_wake_the_loop_if_the_object_is_no_longer_desired() -> None:
     node = running("10.244.0.1")
     for _ in range(observation.FREE_HEALS + 1):
         node.now += 10

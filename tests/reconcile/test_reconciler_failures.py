@@ -133,7 +133,7 @@ def test_real_servers_are_added_together_with_their_virtual_server_when_the_kern
     assert weights(node) == {ONE: 1}
 
 
-def test_a_real_server_whose_virtual_server_vanished_waits_no_longer_than_the_first_delay() -> None:
+def test_retry_delays_of_a_real_server_do_not_grow_if_its_virtual_server_vanishes_again_and_again() -> None:
     node = running("10.244.0.1")
     for endpoints in (("10.244.0.1", "10.244.0.2"), ("10.244.0.1",), ("10.244.0.1", "10.244.0.2")):
         del node.kernel.virtual_servers[KEY]
@@ -145,7 +145,7 @@ def test_a_real_server_whose_virtual_server_vanished_waits_no_longer_than_the_fi
     assert weights(node) == {ONE: 1, TWO: 1}
 
 
-def test_a_virtual_server_that_vanishes_right_after_it_was_added_is_added_only_once_in_a_sync() -> None:
+def test_a_sync_does_not_add_a_virtual_server_again_if_it_vanishes_during_the_sync() -> None:
     node = simulation.SimulatedNode(after_each=lambda _: node.kernel.virtual_servers.clear())
     node.put(*web("10.244.0.1"))
     added = [one for one in node.sync() if isinstance(one.item, VirtualServer)]

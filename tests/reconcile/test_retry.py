@@ -1,4 +1,4 @@
-"""Covers when a failed operation may be tried again. The tests choose the times freely."""
+"""Covers when a failed operation may be tried again. No test waits, because the tests pass the current time as a number."""
 
 from ipvsproxy.model.kernel import Device
 from ipvsproxy.model.plan import Operation, Verb
@@ -40,7 +40,7 @@ def test_a_new_desired_value_may_be_tried_at_once_and_counts_as_a_first_attempt(
     assert retries.next_s() == FIRST_DELAY_S
 
 
-def test_an_object_without_an_operation_does_not_wake_the_loop() -> None:
+def test_a_failed_object_does_not_wake_the_loop_if_it_no_longer_needs_an_operation() -> None:
     retries = Retries()
     retries.fail(("device", "gone"), "add", 0)
     retries.fail(("device", "other"), "add", 5)
@@ -65,7 +65,7 @@ def test_a_running_operation_does_not_count_as_failed_and_is_retried_only_after_
     assert retries.next_s() == 4 + FIRST_DELAY_S, "the first failure of this wish"
 
 
-def test_real_servers_wait_for_their_missing_virtual_server_and_do_not_wake_the_loop() -> None:
+def test_real_servers_are_tried_again_only_when_their_missing_virtual_server_is_tried_again() -> None:
     key = builders.frontend("10.96.0.1", 80)
     server = VirtualServer(key, VirtualServerSettings("rr"), EvenWeights.of([builders.backend("10.244.0.1")]))
     operations = [Operation(Verb.ADD, server), Operation(Verb.ADD, RealServers(key, server.weights))]

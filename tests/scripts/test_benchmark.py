@@ -217,7 +217,7 @@ def _page_faults(name: str, _found: Sequence[figures.Found]) -> Iterator[figures
 
 
 def _run(bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, place: pathlib.Path, failure: BaseException) -> int:
-    """Run three cases, the second of which fails with this error; returns the exit status."""
+    """Run three cases, and return the exit status. The second case fails with this error."""
 
     def measure(case: cases.Case, _kernel: str) -> list[object]:
         if case.name == "own change":

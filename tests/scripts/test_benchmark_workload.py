@@ -11,7 +11,7 @@ from scripts.benchmark import program, workload
 
 
 @pytest.mark.parametrize(("services", "endpoints"), [(100, 10), (10_000, 10), (5_000, 50), (1_000, 200), (100_000, 1)])
-def test_the_replaced_endpoints_run_on_another_node_at_every_size(services: int, endpoints: int) -> None:
+def test_only_endpoints_on_other_nodes_are_replaced_whatever_the_size_of_the_cluster(services: int, endpoints: int) -> None:
     replacements = workload.Replacements(services, endpoints)
     names: dict[str, set[tuple[str, bool]]] = {}
     for change in range(500):
@@ -46,7 +46,7 @@ def test_by_default_the_pods_are_spread_over_as_many_nodes_as_they_need(
     assert names.total() == arguments[0] * arguments[1]
 
 
-def test_an_ipv6_cluster_has_the_same_shape_and_only_ipv6_addresses(tmp_path: pathlib.Path) -> None:
+def test_all_services_and_endpoints_of_an_ipv6_cluster_have_ipv6_addresses(tmp_path: pathlib.Path) -> None:
     workload.write(tmp_path, 3, 150, 0, 3)
     items = {
         kind: [item for page in tmp_path.glob(f"{kind}-*") for item in json.loads(page.read_text())["items"]]

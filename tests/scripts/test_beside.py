@@ -55,7 +55,7 @@ def _fake(places: outside.Places) -> str:
     return shlex.join([sys.executable, str(FAKE), f"--table={places.table}"])
 
 
-def test_any_proxy_process_is_measured_in_each_phase(places: outside.Places) -> None:
+def test_the_benchmark_measures_a_fake_proxy_in_each_phase(places: outside.Places) -> None:
     found = beside.run(_fake(places), places=places, **TINY)
     figures = dict(kube_proxy.compared(found, found))
     assert {key for key, _ in kube_proxy.FIGURES} == found.keys(), "each figure has a name, and each name a figure"
@@ -118,7 +118,7 @@ def test_the_rows_of_a_measurement_name_the_measured_proxy() -> None:
     assert rows[f"kube-proxy relative to ipvsproxy: {name}"] == 3
 
 
-async def test_a_sync_has_finished_once_the_metrics_show_its_time() -> None:
+async def test_a_proxy_has_synced_if_its_metrics_show_the_time_of_the_last_sync() -> None:
     metrics, now_s = Metrics(), 1.75e9
     status = Status(families=tuple(Family), sync_period_s=30, clock=lambda: now_s, wall_clock=lambda: now_s)
     sources = Sources(survey=Reconciler(Policy()).survey, store=Store(started_s=0), status=status)
@@ -144,7 +144,7 @@ def test_the_cost_of_a_viewer_is_the_difference_between_the_costs_with_and_witho
 
 
 @pytest.mark.kernel
-def test_the_cost_of_a_viewer_is_measured_on_a_kernel_while_all_services_have_traffic() -> None:
+def test_the_cost_of_a_viewer_is_measured_while_all_services_have_traffic() -> None:
     arguments = json.dumps({"services": 20, "endpoints": 2, "seconds": 1, "warm_s": 8, "settled_s": 1})
     inside = 'mount -t sysfs sys /sys && ip link set lo up && exec "$@"'
     measure = (sys.executable, "-m", "scripts.benchmark.measure", "viewer", arguments)

@@ -236,7 +236,9 @@ def test_an_unusable_tool_is_reported_in_one_sentence(
     )
 
 
-def test_an_outdated_kernel_is_refused_if_it_can_be_built_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outdated_test_kernel_is_used_only_if_it_cannot_be_built_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernel = uml.UserModeLinux(
         name="the kernel",
         variants=(),

@@ -42,7 +42,7 @@ passed||[sig-apps] Services of another group
 
 @pytest.fixture
 def programs(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A directory with both stand-ins, and the tests that the stand-ins know."""
+    """A directory with the stand-ins for e2e.test and ginkgo, and with a file of the tests that they report."""
     for name in ("e2e.test", "ginkgo"):
         path = tmp_path / name
         path.write_text(STAND_IN.replace("{python}", sys.executable))

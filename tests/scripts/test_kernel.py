@@ -86,7 +86,7 @@ def run(launcher: list[str], script: str, place: pathlib.Path, *options: str) ->
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, check=False, timeout=LONGEST_S)
 
 
-def test_a_command_runs_in_a_clean_environment_and_returns_its_status_output_and_files(
+def test_a_command_gets_a_clean_environment_and_its_output_and_files_and_status_reach_the_caller(
     launcher: list[str], place: pathlib.Path
 ) -> None:
     data = bytes(range(256)) * 4000

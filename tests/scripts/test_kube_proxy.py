@@ -1,4 +1,4 @@
-"""A kube-proxy that cannot be measured is reported at once in one sentence, and not after half an hour."""
+"""Covers that a benchmark reports in one sentence, and before it measures anything, that kube-proxy cannot be measured."""
 
 import pathlib
 import sys

@@ -38,7 +38,7 @@ def _needed(name: str, extras: frozenset[str] = frozenset()) -> set[str]:
     return found
 
 
-def test_the_demo_setup_installs_the_dependencies_of_ipvsproxy_with_hashes_and_no_linters() -> None:
+def test_the_demo_setup_installs_no_linters_and_pins_all_dependencies_of_ipvsproxy_by_hash() -> None:
     text = _chosen("yes")
     names = set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))
     assert _needed("ipvsproxy", frozenset({"top"})) - {"ipvsproxy"} <= names

@@ -48,7 +48,7 @@ report.write_text(f'<testsuite tests="{{len(tests)}}" failures="{{failures}}" er
 sys.exit(failures if tests else 5)
 """
 
-# A stand-in for pytest, coverage and kernels in a run of all tests: it writes one passed test, or one failed test.
+# A stand-in for pytest, coverage and kernels in a run of all tests. It reports one test, which fails if the file "broken" exists.
 ANYTHING = f"""#!/bin/sh
 case "$*" in
     -\\ *) exec {sys.executable} "$@" ;;

@@ -1,7 +1,7 @@
 """scripts/try-on-kind with stand-ins for kind, kubectl and docker: the commands, their arguments, and the printed lines.
 
-The stand-in for kubectl builds with the real kustomize. A real kind cluster is not tested, because no container engine is
-available.
+The stand-in for kubectl runs the real kustomize to build the manifests. A real kind cluster is not tested, because no container
+engine is available.
 """
 
 import os
@@ -154,7 +154,7 @@ def test_a_missing_tool_is_reported_and_no_command_runs(tmp_path: pathlib.Path) 
         ("ipvsproxy verify", "pod/ipvsproxy-a: the kernel is not in its desired state"),
     ],
 )
-def test_a_failed_command_ends_the_script_with_status_1_and_the_cluster_stays(
+def test_the_script_ends_with_status_1_and_keeps_the_cluster_if_a_command_fails(
     tmp_path: pathlib.Path, failing: str, said: str
 ) -> None:
     trial = Trial(tmp_path, failing=f'"*"{failing}"*"')

@@ -125,7 +125,7 @@ def test_only_services_with_an_address_are_translated_again_if_the_node_of_the_a
     assert {name.name: now for name, now in store.take().services.items()} == {"web": 5, "shop": 5}
 
 
-def test_only_an_endpoint_slice_with_the_address_of_a_new_service_shows_the_node_of_the_address() -> None:
+def test_the_node_of_a_new_address_comes_only_from_an_endpoint_slice_that_has_the_address() -> None:
     store = _store(_slice("192.168.0.12", suffix="2"), _slice())
     store.deliver([memory_node.put(_service(TAKEN))], 0)
     assert _others(store) == {TAKEN: OTHER_NODE}

@@ -1,6 +1,7 @@
 """Covers which objects the store knows, which Services must be translated again, and which reports are made only once.
 
-Services, EndpointSlices, Nodes and invalid objects are tested. The tests also show which lists are accepted, and when.
+Services, EndpointSlices, Nodes and invalid objects are tested. The tests also cover which lists are accepted at once, and which
+lists need confirmation by another list.
 """
 
 import itertools
@@ -42,7 +43,7 @@ BAD = ServiceName("default", "bad")
 def store() -> Store:
     """A store that knows one Service, the EndpointSlice of this Service, and the Node object of this node.
 
-    The test has already taken all changes from the store.
+    All changes have already been taken from the store.
     """
     store = Store(STARTED_S, here=NODE.name)
     deliver(store, WEB, SLICE, NODE)
@@ -217,7 +218,7 @@ def test_trigger_times_of_changes_are_kept_if_they_are_later_than_the_start_of_t
     assert store.take().triggers == ()
 
 
-def test_a_trigger_time_is_forgotten_if_its_endpoint_slice_is_deleted_before_it_is_programmed(store: Store) -> None:
+def test_a_trigger_time_is_forgotten_if_its_slice_is_deleted_before_the_slice_is_programmed(store: Store) -> None:
     gone, other = slice_triggered(STARTED_S + 1, "10.244.0.7"), slice_triggered(STARTED_S + 2, "fd00::7")
     other = msgspec.structs.replace(other, name=EndpointSliceName("default", "web-v6"))
     deliver(store, gone, other)
@@ -333,7 +334,7 @@ def test_no_service_is_removed_if_a_list_lacks_most_services_until_another_list_
     assert not store.doubts
 
 
-def test_services_missing_from_an_unconfirmed_list_are_removed_when_a_watch_deletes_them_one_at_a_time() -> None:
+def test_a_watch_event_removes_a_service_even_while_a_list_without_the_service_is_unconfirmed() -> None:
     store, services = guarded_store(20)
     store.deliver([listed()], 10)
     store.deliver([gone(services[0]), gone(services[1])], 11)
@@ -408,7 +409,10 @@ def test_emptied_endpoint_slices_need_confirmation_only_if_a_list_empties_many_o
 
 
 def store_with_nodes(others: int) -> tuple[Store, list[Node]]:
-    """A store that needs a second list if most nodes are missing from a list; also returns the other nodes in the store."""
+    """Make a store that waits for a second list if a list lacks most nodes.
+
+    Also return all nodes in the store except ``NODE``.
+    """
     store = Store(STARTED_S, Guard(50, all_nodes=True), here=NODE.name)
     nodes = [msgspec.structs.replace(OTHER, name=f"node-{number}") for number in range(others)]
     deliver(store, NODE, *nodes)

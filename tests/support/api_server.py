@@ -175,7 +175,10 @@ class ApiServer:
         self._refusals.extend(refusals)
 
     def send(self, resource: Resource, raw: bytes) -> None:
-        """Send these bytes to the open watches of a resource: a garbled line, a duplicate, or an event out of order."""
+        """Send these bytes to the open watches of a resource.
+
+        The bytes may be a garbled line, a duplicate, or an event out of order.
+        """
         for watcher in self._of(resource):
             watcher.queue.put_nowait(raw)
 
@@ -314,7 +317,7 @@ class ApiServer:
     def _drops(self, request: web.Request) -> bool:
         """Whether the answer to a request has objects without managed fields.
 
-        Of the media types in the request, the first that the server knows determines the form of the answer.
+        The request lists media types; the first of them that the server knows determines the form of the answer.
         """
         return self.knows_drop and request.headers.get("Accept", "").startswith("application/json;drop=metadata.managedFields")
 
@@ -393,7 +396,7 @@ def _compact(body: object) -> bytes:
 
 
 def _in_default(resource: Resource) -> str:
-    """The path of the objects of one namespace."""
+    """The API path of a resource's objects in the namespace ``default``."""
     parent, _, plural = resource.path.rpartition("/")
     return f"{parent}/namespaces/default/{plural}"
 

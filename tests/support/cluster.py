@@ -165,7 +165,7 @@ def clear() -> None:
 
 
 class Cluster:
-    """The ``lab``, in which the program runs while the ``with`` block runs.
+    """Runs the program on the node of ``lab`` while the ``with`` block runs.
 
     Before the block, the node's kernel has no objects of the program.
 

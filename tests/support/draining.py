@@ -1,4 +1,4 @@
-"""Makes draining real servers visible to a reconciler."""
+"""Lets a reconciler observe real servers that drain."""
 
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.state import Observation

@@ -49,7 +49,10 @@ SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "
 
 @dataclasses.dataclass(slots=True)
 class Failure:
-    """Operations that must fail, whatever the kernel's state."""
+    """Makes the next ``times`` operations that match ``predicate`` fail, whatever the kernel's state.
+
+    ``number`` is the error number.
+    """
 
     predicate: Callable[[Operation], bool]
     number: int

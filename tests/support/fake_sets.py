@@ -11,7 +11,7 @@ from ipvsproxy.model.sets import IpSet, MarkedEntry, SetEntry, SetType
 SET_BUSY = 4100
 """IPSET_ERR_BUSY: a rule uses the set."""
 INVALID_PREFIX = 4104
-"""IPSET_ERR_INVALID_CIDR: a range of /0."""
+"""IPSET_ERR_INVALID_CIDR: the prefix length of an entry is 0, or longer than an address."""
 
 
 class Refusal(Exception):  # noqa: N818 - an answer of the kernel, not an error of a test

@@ -197,7 +197,10 @@ def restore_rules(expected: Mapping[str, Any]) -> None:
 
 
 def unprepare_sysctls() -> None:
-    """Set the kernel settings to their values on a node without a proxy, so that a test notices a forgotten setting."""
+    """Give the sysctls the values that they have on a node without a proxy.
+
+    A test then notices if the program does not set one of them.
+    """
     values = {name: "0" for name in _sysctls() if name.startswith(("net.ipv4.vs.", "net.ipv4.conf."))}
     values |= {
         "net.ipv4.vs.conn_reuse_mode": "1",

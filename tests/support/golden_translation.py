@@ -1,4 +1,4 @@
-"""The desired state of a node in the form of the recordings, for comparison with a kernel's state."""
+"""Converts the desired state of a node to the format of the recordings, for comparison with a kernel's state."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Commands of the operators' tools that cause drift of sets and rules, with the same effect in both backends."""
+"""Commands of ipset, iptables and nft that cause drift of sets and rules. Each has the same effect in both backends."""
 
 from ipvsproxy.model.rules import Backend
 from tests.support import cluster, nft_state

@@ -1,4 +1,8 @@
-"""Runs command lines that end by themselves, one after the other; prints status, output and error of each as a line of JSON."""
+"""Runs ipvsproxy's commands one after the other in one process.
+
+Each command must end by itself. For each command, the program prints one line of JSON with the exit status, the standard output
+and the standard error.
+"""
 
 import contextlib
 import io

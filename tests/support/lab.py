@@ -136,10 +136,10 @@ class Connection:
 
 
 class Lab:
-    """The lab; a context manager that builds and removes it. Needs root."""
+    """A context manager that builds the lab at the beginning, and removes the lab at the end. Needs root."""
 
     _clients = 0
-    """How many clients all labs of this process have had. Each client gets another port."""
+    """The number of clients that all labs of this process have had. Each client uses a different port."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -364,7 +364,9 @@ class Lab:
     def open(
         self, from_: str, protocol: str, to: str, port: int, *, src: str | None = None, timeout_s: float = 1.5
     ) -> Connection:
-        """Open a connection that stays open until it is closed; ``src`` may end with a port, as ``10.244.0.12#40000``.
+        """Open a connection, and leave it open until the caller closes it.
+
+        ``src`` is an address, and may end with a port, as in ``10.244.0.12#40000``.
 
         Raises:
             LabError: no answer.
@@ -409,7 +411,7 @@ class Lab:
 
     @contextlib.contextmanager
     def sending(self, from_: str, to: str, port: int, *, size: int = 4) -> Iterator[Callable[[], Mapping[str, int]]]:
-        """Send datagrams of ``size`` bytes from one socket while the block runs, and wait for no answer.
+        """Send datagrams of ``size`` bytes from one socket while the block runs, without waiting for answers.
 
         Yields a function that returns two numbers: how many datagrams were sent, and how many the kernel refused because
         an earlier datagram caused an error.

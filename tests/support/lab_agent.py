@@ -175,7 +175,7 @@ class DatagramServer(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.DatagramTransport", transport)  # in Python 3.11, not an instance of this class
+        self._transport = cast("asyncio.DatagramTransport", transport)  # in Python 3.11, transport is no instance of this class
 
     def datagram_received(self, _data: bytes, addr: tuple[str | Any, int]) -> None:
         self.heard += 1
@@ -288,7 +288,7 @@ class Agent:
         client.close()
 
     async def clients(self) -> int:
-        """Return how many clients have got a port, including clients of earlier agents."""
+        """Return how many client ports this agent and earlier agents have tried so far."""
         return self._clients
 
     def _bind(self, client: socket.socket, address: str) -> None:
@@ -366,7 +366,7 @@ class Agent:
             return await self._ask(self._held[number])
 
     async def release(self, number: int, *, abort: bool) -> None:
-        """Close an open connection, or reset it."""
+        """Close an open connection; if ``abort`` is true, reset the connection instead."""
         client = self._held.pop(number)
         if abort:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

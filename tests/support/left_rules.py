@@ -139,6 +139,6 @@ def run(program: str, *arguments: str, stdin: str = "") -> str:
 
 
 def listed(program: str) -> set[str]:
-    """All rules, and all chains that are not built-in chains."""
+    """All rules, and all chains except built-in chains, that ``PROGRAM-save`` prints."""
     lines = run(f"{program}-save").splitlines()
     return {line.removesuffix(" [0:0]") for line in lines if line.startswith("-A") or " - [" in line}

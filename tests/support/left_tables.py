@@ -28,7 +28,10 @@ LEFT = NftTable(family="ip", name=TABLE_NAME, comment=TABLE_COMMENT, chains=CHAI
 
 
 def nftables_mode(family: Family, *, served: Mapping[tuple[str, int], tuple[str, int]], refused: Mapping[str, int] = {}) -> str:
-    """The input of ``nft -f`` for TCP; the ports in ``served`` have an endpoint, and the ports in ``refused`` have none."""
+    """The table of kube-proxy's nftables mode, as input of ``nft -f``.
+
+    All ports are TCP ports; those in ``served`` have an endpoint, and those in ``refused`` have none.
+    """
     v4 = family is Family.IPV4
     ip, kind, loopback = ("ip", "ipv4_addr", "127.0.0.0/8") if v4 else ("ip6", "ipv6_addr", "::1")
     service = f"type {kind} . inet_proto . inet_service : verdict"

@@ -181,7 +181,9 @@ class MemoryNode:
 
     @contextlib.asynccontextmanager
     async def serving(self, *objects: ApiObject, after_s: float = 0) -> AsyncIterator[Self]:
-        """Run the loop; the block begins when the first lists have been served and this time has passed.
+        """Run the loop while the ``with`` block runs.
+
+        The block begins when the first lists have been programmed and ``after_s`` seconds have passed.
 
         The lists have these objects and, if there is no Node among them, this node's Node.
         """

@@ -3,9 +3,9 @@
 The result has the form of the recordings of kube-proxy.
 
 
-The table is read with the program ``nft``, never with ipvsproxy's drivers. The text of a rule is its comment, except for the
-longest rules. Packet tests check that the expressions of a rule do what its text says, and ``Expressions`` checks that the
-expressions do not change.
+The table is read with the program ``nft``, never with ipvsproxy's drivers. The text of a rule is its comment or, if nft prints no
+comment, its expressions as JSON. Packet tests check that the expressions of a rule do what its text says, and ``Expressions``
+checks that the expressions do not change.
 """
 
 import json

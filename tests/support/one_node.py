@@ -32,15 +32,15 @@ echo "$*" >"$folder/asked"
 cat "$folder/answer"
 """
 _WITHOUT_KUSTOMIZE = "exec cat manifests/cleanup/job.yaml"
-"""In place of kustomize, this command prints one manifest for all folders: each folder that docs/migration.md builds has the
-container of this Job (``tests/test_kustomize.py``)."""
+"""The command that replaces kustomize on a machine without kubectl. The command prints the same manifest for every folder,
+because each folder that docs/migration.md builds has the container of this Job (see ``tests/test_kustomize.py``)."""
 _OTHER_TOOLS = {"ipvsproxy": f'#!/bin/sh\nexec {sys.executable} -m ipvsproxy "$@"\n', "sleep": "#!/bin/sh\n"}
 _POD_LABELS = {"app.kubernetes.io/component=proxy": "replace-kube-proxy", "k8s-app=kube-proxy": "kube-proxy"}
 """For each label of pods, the DaemonSet whose pods have this label."""
 
 
 class Pod(NamedTuple):
-    """A pod on the node that runs ipvsproxy or kube-proxy.
+    """A pod on the node; the pod's program is ipvsproxy or kube-proxy.
 
     ``daemon_set`` is ``kube-proxy``, or the name of the kustomize overlay that contains the pod's DaemonSet.
     """
@@ -129,7 +129,8 @@ class OneNode:
         script = f"trap 'echo failed: $BASH_COMMAND' ERR\n{commands}"
         with tempfile.TemporaryFile() as output, (self._tools / "asked").open("r+b", buffering=0) as asked:
             shell = subprocess.Popen(
-                ("bash", "-eEu", "-c", script),  # no pipefail, as in the shell of an operator, because head ends a pipe early
+                # without pipefail, like an operator's shell; otherwise a pipe into head could fail
+                ("bash", "-eEu", "-c", script),
                 cwd=self._folder,
                 env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,

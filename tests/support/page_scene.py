@@ -41,7 +41,10 @@ def web_slice(*more: Endpoint, without: str = "") -> ApiObject:
 
 
 def pods() -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:
-    """The pods behind the endpoints of ``shop/web`` except the first, and one pod with a hostile name."""
+    """Pairs of an endpoint and its pod, for some endpoints of ``shop/web``, and for one endpoint whose pod has a hostile name.
+
+    The first endpoint of ``shop/web`` is left out.
+    """
     for number, address in enumerate(("10.244.0.12", "10.244.0.13", "10.244.1.11", "10.244.1.12", "10.244.1.13", "10.244.2.11")):
         yield (
             (ServiceName("shop", "web"), builders.backend(address)),

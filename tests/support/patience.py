@@ -18,5 +18,5 @@ THOROUGH = pytest.mark.skipif(not IS_THOROUGH, reason="takes long; .ci/full runs
 
 
 def seconds(usual: float) -> float:
-    """The seconds on this kernel that correspond to ``usual`` seconds on a fast kernel."""
+    """The time in seconds that a test waits on this kernel; ``usual`` is the time in seconds on a fast kernel."""
     return usual * FACTOR

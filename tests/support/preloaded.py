@@ -11,7 +11,7 @@ for _name in (
 ):
     cli.load_module(_name)
 
-# The garbage collector of a fork touches memory pages, and each touched page is copied, which costs a tenth of a millisecond on
-# user-mode Linux.
+# If the garbage collector of a forked process touches a memory page, the kernel copies the page. On user-mode Linux, each copy
+# takes a tenth of a millisecond.
 gc.collect()
 gc.freeze()

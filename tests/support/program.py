@@ -19,7 +19,7 @@ _BETWEEN_LOOKS_S = 0.05
 OLD_KERNEL = os.environ.get("IPVSPROXY_TEST_OLD_KERNEL", "")
 """The version of Linux whose answers the kernel must imitate; empty if the kernel imitates no other version."""
 STARTER = ("-m", "tests.support.old_program", OLD_KERNEL) if OLD_KERNEL else ("-m", "ipvsproxy")
-"""The arguments of Python that run the program."""
+"""The arguments with which Python runs the program."""
 OTHER_VERSION = os.environ.get("IPVSPROXY_TEST_PROGRAM", "")
 """A folder with another version of ipvsproxy, which is then the program under test; empty if the version in this repository is
 tested."""
@@ -78,7 +78,8 @@ class Program:
     If ``manifests`` is None, the flags name the source. Output is appended to the file ``log``, or goes to the descriptor
     ``output``, which this process closes after the start. ``path`` is prepended to PATH, and ``environment`` is added to the
     environment of this process. ``starter`` has the arguments of Python that run the program; the flags follow these arguments.
-    Without ``starter``, or with ``main``, the program is a fork (``forked.py``) that runs ``main`` with the flags.
+    If ``starter`` is empty or ``main`` is given, the program normally runs as a fork (``forked.py``), which calls ``main`` with
+    the flags.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Program:
         the check, up to a second. After a check that took longer than a second, the pause is as long as the check.
 
         Raises:
-            ProgramError: the program ended, or the condition did not hold within this time.
+            ProgramError: the program ended, or the condition did not hold within ``within_s`` seconds.
         """
         began_s = time.monotonic()
         deadline_s = began_s + within_s

@@ -22,7 +22,7 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
 class Series(NamedTuple):
-    """One metric in the form of docs/metrics.md."""
+    """One metric, with the columns of its row in docs/metrics.md."""
 
     name: str
     kind: str
@@ -31,7 +31,7 @@ class Series(NamedTuple):
 
 
 def series(page: str) -> Iterator[Series]:
-    """All metrics that a page lists, by name."""
+    """All metrics on a metrics page, sorted by name."""
     for family in sorted(parser.text_string_to_metric_families(page), key=lambda one: one.name):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = {label for sample in family.samples for label in sample.labels}
@@ -39,7 +39,7 @@ def series(page: str) -> Iterator[Series]:
 
 
 def declared() -> Iterator[Series]:
-    """All metrics that the program declares, by name."""
+    """All metrics that the program declares, sorted by name."""
     for one in sorted(ALL, key=lambda one: one.name):
         yield Series(one.name, one.type, tuple(sorted(one.labels)), one.meaning)
 

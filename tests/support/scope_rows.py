@@ -1,7 +1,7 @@
 """Replaces the marks of second scopes by addresses, in states that have the form of the recordings.
 
-A mark is any free number, so the marks of two equal states may differ. Therefore this module replaces each mark by the first
-address that has the mark.
+Any free number can become a mark, so two states that are otherwise equal may have different marks. Therefore this module replaces
+each mark by the first address that has the mark.
 """
 
 import re
@@ -57,7 +57,7 @@ def without_scopes(state: Mapping[str, Any]) -> State:
 
 
 def marks_of(sets: Mapping[str, Any], family: Family, kind: SetKind = SetKind.SCOPE) -> Mapping[int, list[str]]:
-    """The addresses and ports that have each mark of this kind, sorted."""
+    """For each mark in the set of this kind, the sorted addresses and ports that have the mark."""
     found: dict[int, list[str]] = {}
     for member in sets.get(IpSet(kind, family).name, {}).get("members", ()):
         match = _MARKED.fullmatch(member)

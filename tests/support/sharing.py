@@ -67,7 +67,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
             continue
         items = [item for node in found for item in session.genitems(node)]
         session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
-        session.items = items  # fixtures search this list for the tests that need them
+        session.items = items  # a fixture searches this list for the tests that need the fixture
         session.testscollected = collected = collected + len(items)
         for item, following in zip(items, [*items[1:], None], strict=False):  # the module may have no test
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

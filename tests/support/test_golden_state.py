@@ -1,4 +1,7 @@
-"""Tests of the comparison of kernel states with recordings. ``tests/packets`` reads restored recordings from a kernel."""
+"""Tests of the comparison of kernel states with recordings.
+
+The tests in ``tests/packets`` restore recordings into a kernel, and read the state back from the kernel.
+"""
 
 import copy
 

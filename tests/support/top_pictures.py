@@ -1,4 +1,7 @@
-"""Documents about nodes and Services in the form that the daemon sends, and endpoints as ``top`` shows them, with defaults."""
+"""Builds example data for tests of ``top``. Most values have defaults.
+
+The data are documents about a node and its Services, as the daemon sends them, and rows of endpoints.
+"""
 
 from collections.abc import Iterable
 from typing import Any

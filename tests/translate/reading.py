@@ -19,7 +19,7 @@ from tests.support import builders
 def state_of(
     service: Service, *slices: EndpointSlice, view: NodeView | None = None, settings: Settings | None = None
 ) -> ServiceState:
-    """Translates the Service on the default node of the builders."""
+    """Translates the Service for the given node view, or for the default node of ``builders`` if ``view`` is None."""
     return builders.translate(service, slices, view or builders.node_view(), settings or Settings())
 
 

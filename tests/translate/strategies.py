@@ -73,7 +73,7 @@ ENDPOINTS = st.builds(
 
 
 def _without_contradictions(endpoints: list[Endpoint]) -> list[Endpoint]:
-    """The endpoints without duplicates of an address, because only the order would decide between two contradictory entries."""
+    """Only the last endpoint of each address, because two endpoints with one address may contradict each other."""
     return list({endpoint.address: endpoint for endpoint in endpoints}.values())
 
 

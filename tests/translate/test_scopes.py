@@ -176,7 +176,7 @@ UNSURE = builders.node_view()
         (TracedClient.OTHER_POD, BRIDGED, False, (False, False, False)),
     ],
 )
-def test_an_empty_first_scope_drops_only_outside_clients_and_local_clients_use_the_second_scope(
+def test_outside_clients_are_dropped_but_local_clients_are_served_if_this_node_has_no_endpoint(
     client: TracedClient, node: NodeView, expected: tuple[bool, ...], address: str, port: int, *, has_local: bool
 ) -> None:
     result = _trace(client, address, port, has_scopes=True, has_local=has_local, node=node)

@@ -83,7 +83,7 @@ def test_a_node_with_every_kind_of_service_address_has_exactly_the_expected_rule
     ]
 
 
-def test_if_every_set_of_kube_proxy_has_an_entry_thirty_seven_rules_exist() -> None:
+def test_thirty_seven_rules_exist_if_every_set_of_kube_proxy_has_an_entry() -> None:
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(SetKind) - SCOPE_KINDS, [])
     assert sum(map(len, skeleton.chains.values())) == 37
 
@@ -107,7 +107,7 @@ def test_the_ipv6_rules_match_the_ipv6_sets() -> None:
     assert "KUBE-6-LOAD-BALANCER-SOURCE-CID" in names
 
 
-def test_the_masquerade_mark_is_set_on_request_and_cleared_before_masquerading() -> None:
+def test_rules_set_the_masquerade_mark_and_clear_it_before_masquerading() -> None:
     skeleton = reading.skeleton_of(settings=Settings(masquerade_bit=15))
     assert list(reading.texts(skeleton, "nat", "KUBE-MARK-MASQ")) == ["-j MARK --set-xmark 0x8000/0x8000"]
     unmarked, unmark, _ = reading.texts(skeleton, "nat", "KUBE-POSTROUTING")
@@ -157,7 +157,7 @@ def test_local_pods_are_recognised_by_the_range_of_each_family() -> None:
 
 
 @pytest.mark.checklist(104)
-def test_the_pod_ranges_of_the_node_are_used_only_if_local_pods_are_recognised_by_them() -> None:
+def test_rules_depend_on_the_pod_ranges_of_the_node_only_in_node_cidr_mode() -> None:
     before = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]))
     after = builders.node_view(node_object=builders.node(pod_networks=["10.244.4.0/24"]))
     by_node = Settings(detect_local=LocalMode.NODE_CIDR)
@@ -210,7 +210,7 @@ def test_a_rule_masquerades_ipv6_connections_of_this_host_if_service_addresses_h
     assert (rule in reading.texts(skeleton, "nat", "KUBE-SERVICES")) is expected
 
 
-def test_rules_for_refused_addresses_have_a_fixed_order_whatever_the_order_of_services() -> None:
+def test_the_order_of_rules_for_refused_addresses_does_not_depend_on_the_order_of_services() -> None:
     keys = [builders.frontend("192.0.2.2", 80), builders.frontend("192.0.2.1", 80), builders.frontend("192.0.2.1", 443)]
     view = builders.node_view()
     one, other = (build_skeleton(Family.IPV4, Settings(), view, set(), refused) for refused in (keys, keys[::-1]))

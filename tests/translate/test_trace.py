@@ -110,7 +110,7 @@ def test_a_rule_for_packets_from_elsewhere_does_not_apply_to_packets_that_this_h
     assert _follow(("KUBE-SERVICES", rules), client=client).is_masqueraded is (client is TracedClient.HOST)
 
 
-def test_a_trace_shows_a_jump_only_if_a_rule_of_its_chain_applied() -> None:
+def test_a_trace_shows_a_jump_only_if_a_rule_of_the_target_chain_applied() -> None:
     nothing = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (Rule(target=Verdict.ACCEPT, protocol=Protocol.UDP),)))
     assert (nothing.is_masqueraded, [applied.rule for applied in nothing.applied_rules]) == (True, [MARK])
     back = Rule(target=Verdict.RETURN)
@@ -129,7 +129,7 @@ def test_a_rule_for_the_interfaces_of_pods_applies_only_to_pods(client: TracedCl
     assert _follow(("KUBE-SERVICES", rules), client=client).is_masqueraded is (client is TracedClient.OUTSIDE)
 
 
-def test_the_trace_takes_the_pod_of_another_node_from_the_first_range_that_this_nodes_pods_do_not_fill() -> None:
+def test_an_example_pod_of_another_node_has_an_address_outside_the_ranges_of_local_pods() -> None:
     view = dataclasses.replace(builders.node_view(), pod_networks=builders.networks("10.244.0.0/24"))
     ranges = builders.networks("fd00:244::/56", "10.244.0.0/24", "10.245.0.0/24")
     found = trace.connection_of(TracedClient.OTHER_POD, CLUSTER, Settings(cluster_networks=ranges), view)

@@ -133,13 +133,13 @@ def test_the_value_primary_means_the_nodes_own_address_of_each_family() -> None:
     }
 
 
-def test_the_value_primary_means_all_addresses_of_a_family_without_a_known_node_address() -> None:
+def test_primary_means_all_addresses_of_a_family_if_the_node_object_has_no_address_of_this_family() -> None:
     view = builders.node_view(INTERFACES, node_object=builders.node("2001:db8::5"), settings=Settings(node_port_primary=True))
     assert view.node_port_addresses[Family.IPV4] == builders.addresses("10.1.0.5", "10.2.0.5")
 
 
 @pytest.mark.parametrize(("bind_address", "primary"), [("0.0.0.0", "10.0.0.1"), ("::", "10.0.0.1"), ("192.0.2.7", "192.0.2.7")])
-def test_the_primary_addresses_are_the_bind_address_or_the_first_node_address_of_each_family(
+def test_the_primary_address_of_a_family_is_the_first_node_address_unless_a_bind_address_is_set(
     bind_address: str, primary: str
 ) -> None:
     node = builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2")
@@ -184,7 +184,7 @@ def test_the_masquerade_mark_is_the_bit_that_the_operator_chose() -> None:
         ("192.168.0.10", ("fd00:10::10",), Family.IPV4),
     ],
 )
-def test_the_bind_address_or_else_the_first_address_of_the_node_determines_the_primary_family(
+def test_the_primary_family_is_that_of_a_specific_bind_address_or_of_the_first_node_address(
     bind_address: str | None, addresses: tuple[str, ...], expected: Family | None
 ) -> None:
     settings = Settings(bind_address=parse_address(bind_address) if bind_address else None)
@@ -201,7 +201,7 @@ def test_the_bind_address_or_else_the_first_address_of_the_node_determines_the_p
         (Settings(node_port_primary=True), [f"{builders.NODE_ADDRESS}/32", "::/0"]),
     ],
 )
-def test_node_port_ranges_are_known_before_the_interfaces_have_been_read(settings: Settings, ranges: list[str]) -> None:
+def test_node_port_ranges_depend_only_on_the_settings_and_the_node_object(settings: Settings, ranges: list[str]) -> None:
     seen = builders.node()
     assert node_port_ranges(settings, seen) == builders.networks(*ranges)
 
@@ -233,7 +233,7 @@ def test_an_address_that_was_never_lost_has_no_grace_period() -> None:
     assert (list(observed.addresses), observed.next_s, observed.is_due(1e9)) == ([], None, False)
 
 
-def test_a_lost_address_is_kept_for_its_grace_period_and_no_longer() -> None:
+def test_a_lost_address_is_kept_until_its_grace_period_ends() -> None:
     lost = Lingering().after([ONE, TWO, THREE], 10).after([ONE], 20)
     assert list(lost.addresses) == [TWO, THREE]
     assert lost.next_s == 20 + GRACE_S
@@ -299,7 +299,7 @@ def test_no_setting_of_direct_return_is_restored_without_a_record_or_if_another_
         assert without_direct_return(observed) == ()
 
 
-def test_it_is_unknown_what_direct_return_changed_if_the_settings_or_a_recorded_tunnel_device_were_not_read() -> None:
+def test_changes_by_direct_return_are_unknown_if_settings_or_recorded_tunnels_cannot_be_read() -> None:
     record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
     assert knows_direct_return(Observation(sysctls={}))
     assert knows_direct_return(Observation(sysctls=record, interface_addresses=()))

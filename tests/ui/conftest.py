@@ -114,7 +114,7 @@ def running(count: int, port: int = 0) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Running]:
-    """The node that all tests share, except tests that change a node permanently.
+    """The node for all tests that do not change a node permanently.
 
     Although this node has many Services, its counters are read as often as on a small node.
     """

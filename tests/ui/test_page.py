@@ -136,7 +136,7 @@ def test_clicking_a_column_heading_sorts_the_services(looking: Look) -> None:
     expect(first).to_contain_text("team-39/")
 
 
-def test_a_search_shows_the_services_that_the_node_finds(looking: Look) -> None:
+def test_the_page_shows_the_services_that_the_node_finds_for_a_search(looking: Look) -> None:
     """``test_board`` tests which addresses and ports a search can contain."""
     page = looking("#/services")
     search = page.get_by_label("Search")
@@ -148,7 +148,7 @@ def test_a_search_shows_the_services_that_the_node_finds(looking: Look) -> None:
         expect(page.get_by_text("No Service matches.")).to_be_visible()
 
 
-def test_services_are_filtered_by_problem_namespace_type_and_node(looking: Look) -> None:
+def test_services_can_be_filtered_by_problem_and_namespace_and_type_and_node(looking: Look) -> None:
     page = looking("#/services?namespace=shop")
     told, rows = page.get_by_role("status"), page.locator("tbody tr")
     expect(told).to_have_text("7 of 10,000 Services")

@@ -143,7 +143,7 @@ class Status:
         return max(self.updated.values(), default=None)
 
     def is_late(self, family: Family) -> bool:
-        """Whether a change of an IP family has waited too long."""
+        """Whether a change has waited too long to be programmed in an IP family."""
         if self.missing():
             return False
         since = [time_s for time_s in (self._queued_s, self._incomplete_since_s.get(family)) if time_s is not None]

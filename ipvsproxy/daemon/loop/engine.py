@@ -110,7 +110,7 @@ class Engine:
         self._wake.set()
 
     def rules_ended(self) -> None:
-        """Called when an iptables program has ended after the event loop had stopped waiting for it."""
+        """Called after the end of an iptables program for which the event loop no longer waited."""
         self._reconciler.rules_ended()
         self._reader.request_poll()
         self._is_sync_due = True
@@ -118,7 +118,7 @@ class Engine:
 
     @property
     def survey(self) -> Survey:
-        """Answers queries about the desired and observed state."""
+        """The object that answers queries about the desired and observed state."""
         return self._reconciler.survey
 
     @property
@@ -179,7 +179,7 @@ class Engine:
         await self._sync(self.clock(), report)
 
     def _demand_primary_family(self) -> None:
-        """Continue only if the IP family of the node's primary address is served.
+        """Check that the IP family of the node's primary address is served.
 
         The file cmd/kube-proxy/app/server.go in kubernetes/kubernetes has the same rule.
 

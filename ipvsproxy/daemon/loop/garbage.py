@@ -20,14 +20,16 @@ Python's default is 700, but one change of a large Service creates several times
 ROUNDS_BETWEEN = 0
 """The threshold of each older generation. It is collected after more than this many collections of the next younger generation.
 
-The largest of these collections visits three times ``YOUNG_OBJECTS`` objects in 6 ms (with Python's default: 400 ms).
+The largest of these collections takes 6 ms, because it visits ``3 * YOUNG_OBJECTS`` objects. With Python's default, it takes 400
+ms.
 """
 THAW_INTERVAL_S = 24 * 3600.0
 """The time in seconds between two collections of all objects. Each such collection takes half a second with 10,000 Services."""
 
 _OLDEST = 2
 _ROUNDS_HAVE_AGES = sys.version_info < (3, 14)
-"""Whether Python collects a whole generation at once; since version 3.14, Python walks old objects in steps."""
+"""Whether Python collects all objects of a generation at once. Since version 3.14, Python collects old objects in several
+steps."""
 
 
 @contextlib.contextmanager
@@ -45,8 +47,8 @@ def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Cal
             gc.freeze()
 
     def collect_nothing() -> None:
-        # Python postpones the next full collection until there are a quarter as many new objects as objects that survived the
-        # last full collection. Full collections would become rare if objects survived them, so surviving objects are frozen.
+        # Python begins the next full collection only when there is one new object for every four objects that survived the last
+        # full collection. Full collections would become rare if objects survived them, so surviving objects are frozen.
         gc.freeze()
         gc.collect()
 

@@ -154,7 +154,7 @@ class _State:
 
 @dataclasses.dataclass(eq=False)
 class Leftovers:
-    """Examines places and removes rules in parallel to the event loop.
+    """Examines the places that may have leftover rules, and removes these rules, in parallel to the event loop.
 
     While an iptables program runs, the event loop continues with other work. ``in_thread`` is a function that examines a place in
     another thread.

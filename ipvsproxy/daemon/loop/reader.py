@@ -3,12 +3,12 @@
 Also defines the kernel interface that the event loop uses.
 
 Rule 1: everything is read at start-up, by the infrequent audits, and after an error or an unexpected outcome.
-Rule 2: between audits, the kernel is polled, which is cheaper. Polls run after each notification, and otherwise as often as a
-small share of a processor allows. Most polls read only the parts of the kernel that show most changes at little cost. Some polls
-read all virtual servers with their real servers. Polls of all virtual servers run at the drift-check interval, after a
-notification, and after a poll that has found drift, because another program is then writing.
-Rule 3: an audit or poll reads the kernel in several parts. Between two parts, the event loop may write to the kernel, so a change
-from the API waits for at most one part.
+Rule 2: between audits, the kernel is polled, because a poll costs less than an audit. Polls run after each notification. Other
+polls run only so often that they use a small share of a processor. Most polls read only the parts of the kernel that show most
+changes at little cost. Some polls read all virtual servers with their real servers. Polls of all virtual servers run at the
+drift-check interval, after a notification, and after a poll that has found drift, because another program is then writing. Rule
+3: an audit or poll reads the kernel in several parts. Between two parts, the event loop may write to the kernel, so a change from
+the API waits for at most one part.
 """
 
 import dataclasses
@@ -44,8 +44,8 @@ part of the cost of a reading. Audits, which read everything, are repeated after
 POLL_SHARE, AUDIT_SHARE = 0.05, 0.1
 """The largest share of one processor that polls of one depth may use, and the largest share that audits may use.
 
-The longer a reading takes, the less often the kernel is read to the same depth. With 10,000 Services of 10 endpoints, a reading
-of everything takes 0.2 s on the test kernel, and any other reading takes 0.02 s.
+The more processor time a reading takes, the later the next reading of the same ``Depth`` begins. With 10,000 Services of 10
+endpoints, a reading of everything takes 0.2 s on the test kernel, and any other reading takes 0.02 s.
 """
 REST_FACTOR = 4
 """The pause after a reading, as a multiple of the processor time of the reading; at most ``POLL_INTERVAL_S``.
@@ -80,7 +80,7 @@ class ReadableKernel(Protocol):
         """The connection counts of the given virtual servers; None if the counts of a virtual server could not be read."""
 
     def why_missing(self, scheduler: str) -> str:
-        """The reason, found in the files of kernel modules, why the kernel lacks a scheduler; empty if there is no reason."""
+        """The reason why the kernel lacks a scheduler, as far as the files of kernel modules show it; empty if they show none."""
 
     def read_timeouts(self) -> Timeouts:
         """The IPVS connection timeouts.
@@ -185,7 +185,7 @@ class KernelReader:
 
     @property
     def has_news(self) -> bool:
-        """Whether no reading is in progress, and an audit has ended or drift was observed.
+        """Whether an audit has ended or drift was observed; false while a reading is in progress.
 
         It is false during a reading, because the parts of a reading depend on each other and are only useful together.
         """

@@ -32,8 +32,8 @@ from ipvsproxy.translate.view import Lingering
 class Translator:
     """Passes the desired state to a reconciler. Before the first call of ``updating_view``, no Service has a desired state.
 
-    The caller calls ``put_node``, ``updating_view``, ``putting`` for each changed Service, and finally ``put_skeletons``, because
-    rules depend on the desired state of the Services.
+    The caller calls ``put_node`` and ``updating_view``, then ``putting`` with the names of the changed Services. The caller calls
+    ``put_skeletons`` last, because rules depend on the desired state of the Services.
     """
 
     choices: Choices
@@ -70,7 +70,7 @@ class Translator:
     def note_scheduler(self, name: str, why_missing: str, now: float, *, for_now: bool = False) -> None:
         """Record that the kernel has a scheduler, or the reason why the kernel does not have the scheduler.
 
-        With ``for_now``, the recorded answer may change later.
+        With ``for_now``, the answer is not final, so the scheduler stays among the ``unknown_schedulers``.
         """
         missing = {other: reason for other, reason in self.settings.missing_schedulers.items() if other != name}
         if why_missing:

@@ -51,8 +51,8 @@ class Sources:
     """The sources of the values that the metrics and the web page show.
 
     The age of drains and of watches is measured with the clock of ``status``. ``leftovers`` says for each place whether rules of
-    another proxy may remain. ``other_backend`` says whether objects of ipvsproxy may remain in the other backend.
-    ``unopened_ports`` counts the health-check node ports that could not be opened.
+    another proxy may remain. ``other_backend`` says whether objects of ipvsproxy may remain in the unused backend (iptables or
+    nftables). ``unopened_ports`` counts the health-check node ports that could not be opened.
     """
 
     survey: Survey

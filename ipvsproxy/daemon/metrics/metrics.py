@@ -243,7 +243,7 @@ class Metrics:
                     self._value(series.NO_LOCAL_ENDPOINTS, policy, family.label).inc(change)
 
     def applied(self, outcomes: Sequence[Outcome], duration_s: float) -> None:
-        """Called when a kernel driver has applied operations, in the thread of the kernel driver."""
+        """Called in the thread of the kernel driver after the driver has applied operations."""
         driver = KINDS[type(outcomes[0].operation.item)].driver
         self._value(series.APPLY_DURATION, driver).observe(duration_s)
         if driver in series.NETLINK_DRIVERS:

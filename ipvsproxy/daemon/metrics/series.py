@@ -13,9 +13,10 @@ from ipvsproxy.model.service import ObjectKind
 FAST_S = tuple(round(0.001 * 2**step, 3) for step in range(15))
 """The upper bounds in seconds of kube-proxy's histogram buckets for durations from 1 ms to 16 s."""
 SLOW_S = (0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
-"""kube-proxy's buckets for durations from a quarter of a second to minutes."""
+"""The upper bounds, in seconds, of kube-proxy's buckets for durations from 0.25 s to 5 minutes."""
 REQUEST_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
-"""client-go's buckets for requests to the API server (component-base/metrics/prometheus/restclient)."""
+"""client-go's histogram buckets, in seconds, for the duration of a request to the API server
+(component-base/metrics/prometheus/restclient)."""
 POLICIES = ("internal", "external")
 NETLINK_DRIVERS = (DriverName.IPVS, DriverName.IPSET, DriverName.ADDRESSES, DriverName.CONNTRACK)
 PHASES = ("waiting", "observe", "translate", "apply")

@@ -195,7 +195,7 @@ class Traffic:
 
     def _adding_drains(self, open_connections: dict[str, ConnectionCounts]) -> Iterator[None]:
         """Add the last known connections of draining real servers to ``open_connections``."""
-        # Drains may begin and end between two steps.
+        # ``draining_connections`` returns a copy, because drains may begin and end while this generator is paused.
         drains = self.sources.survey.draining_connections()
         for number, (virtual_server, real_server, connections) in enumerate(drains, 1):
             if number % steps.ITEMS_AT_ONCE == 0:

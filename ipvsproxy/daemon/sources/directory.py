@@ -205,7 +205,8 @@ class DirectorySource(Source):
     Every list of a directory is trusted, even if many known objects are missing, because an object without a manifest has
     certainly been deleted.
 
-    The directory is read when it has not changed for ``settle_s`` seconds.
+    After a change, the source waits until the directory has not changed for ``settle_s`` seconds, but at most
+    ``LONGEST_SETTLE_S`` seconds. Then the source reads the directory.
     """
 
     def __init__(self, directory: str, *, settle_s: float = SETTLE_S, poll_s: float = POLL_S) -> None:

@@ -48,10 +48,10 @@ CALM_S = 60.0
 """A time in seconds. If another list becomes necessary later than this after the end of the previous list, the delays start again
 with the shortest delay."""
 SHORTEST_WATCH_S = 1.0
-"""A watch that ends regularly within this time counts as failed, so that a pause follows. Without the pause, the next watch would
-probably end as fast."""
+"""A time in seconds. A watch that the server ends without an error within this time counts as failed, so that a pause follows.
+Without the pause, the next watch would probably end as fast."""
 LONGEST_SILENCE_S = 150.0
-"""The longest silence of a watch after its first bookmark.
+"""A watch that has received a bookmark counts as broken after a silence of this number of seconds.
 
 A bookmark comes once a minute: two may be late or lost, but not three.
 """
@@ -178,7 +178,7 @@ class Reflector:
         self._repeated_lists = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
 
     def list_again(self, at_s: float) -> None:
-        """Request another list at the given time of ``WatchPace.now``, or up to ``CONFIRMATION_SPREAD_S`` later.
+        """Request another list at the time ``at_s`` on the clock ``WatchPace.now``, or up to ``CONFIRMATION_SPREAD_S`` later.
 
         The next list that ends fulfils the request, even if that list began before the request. If the list does not remove the
         doubt, call this method again.
@@ -190,7 +190,7 @@ class Reflector:
     async def list_and_watch(self, deliver: Deliver) -> None:
         """Make one attempt: read a list if a list is needed, watch until the watch ends or fails, and pause.
 
-        Each page of a list is delivered as one batch of events, and so are all lines that arrived together.
+        Each batch of delivered events has one page of a list, or all lines of the watch that arrived together.
         """
         try:
             if self._must_list:

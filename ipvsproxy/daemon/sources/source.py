@@ -264,7 +264,7 @@ async def wait_for_lists(
 
 
 def give_up(sentence: str) -> None:
-    """End a command, because the source is silent.
+    """End a command with the error ``sentence``, which says that the source is silent.
 
     Raises:
         CannotStartError: always.

@@ -46,8 +46,8 @@ ANSWER_TIMEOUT_S = 60
 """The longest wait for the beginning of an answer or for the next part of a list, in seconds. The API server has the same time
 limit for a request."""
 KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
-"""The settings of TCP keepalive. A server that has disappeared without closing the connection is noticed after 30 s, although a
-watch may be silent for minutes."""
+"""The settings of TCP keepalive: the idle time and the interval between probes, both in seconds, and the number of probes. A
+server that has disappeared without closing the connection is noticed after 30 s, although a watch may be silent for minutes."""
 REPEAT_LOG_S = 300.0
 MOST_MESSAGES = 100
 """The largest number of messages whose last log time is remembered. The limit exists because the API server may send any number
@@ -364,7 +364,7 @@ def _keep_alive(response: aiohttp.ClientResponse, on_peer: Callable[[_SocketAddr
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_AFTER_S)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-    peer = response.connection.transport.get_extra_info("peername")  # the transport is None if the connection has been closed
+    peer = response.connection.transport.get_extra_info("peername")  # None if the connection was already closed
     if peer:
         on_peer((peer[0], peer[1]))
 

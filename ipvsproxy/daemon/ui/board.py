@@ -249,7 +249,7 @@ class Board:
         }
 
     def describe(self, name: ServiceName) -> dict[str, Any]:
-        """The row of a known Service as a document."""
+        """The row for a known Service in the table of Services, in the form for JSON."""
         service = self._store.services[name]
         row = self._rows.get(name) or BoardRow(service, (), Endpoints(), ())
         connections, traffic = self._counted.rates.line(name)
@@ -295,7 +295,8 @@ class Troubles:
     def refreshing(self, changed: Callable[[Iterable[ServiceName]], None]) -> Iterator[None]:
         """Query the survey for problems; yields between two queries.
 
-        The Services whose problems have changed are added to ``changed``.
+        Calls ``changed`` with the Services whose problems have changed, and with the Services that have, or had, draining
+        endpoints.
         """
         found = collections.defaultdict[ServiceName, list[str]](list)
         owners = itertools.islice(self._survey.pending_owners(), PENDING_SEEN)
@@ -368,7 +369,7 @@ def count_endpoints(
 
 
 def _weights(state: ServiceState | None) -> Collection[Weights]:
-    """The different weights of a Service's virtual servers; many virtual servers share one ``Weights`` object.
+    """The weights of a Service's virtual servers. A ``Weights`` object that several virtual servers share is returned once.
 
     Virtual servers for clients outside the cluster are left out, because some of their real servers are the ends of tunnels to
     other nodes.

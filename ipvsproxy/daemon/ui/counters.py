@@ -3,15 +3,13 @@
 The rates are connections, packets and bytes per second.
 
 Rule 1: while nobody looks at the page, only the counters of the whole node are read (from one small file), and only after a sync.
-Rule 2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``. The pause is longer if
-there are many virtual servers (``READ_PER_S``).
-Rule 3: the real servers of a Service are read only if a viewer has opened the Service, or sees the Service in the table.
-Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero.
-Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
-interval may be zero or twice the true rate.
-Rule 6: a Service that had no traffic in all remembered readings takes no memory.
-Rule 7: while somebody looks at the page, each reading that searches all real servers for drift also counts the node's open
-connections.
+Rule 2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``. If there are many
+virtual servers, the pauses between readings are longer (``READ_PER_S``). Rule 3: the real servers of a Service are read only if a
+viewer has opened the Service, or sees the Service in the table. Rule 4: a rate is computed from two readings of the same virtual
+server; after a counter reset, counting starts at zero. Rule 5: the page shows the mean of the last two rates. The kernel updates
+its totals every two seconds, so the rate over one short interval may be zero or twice the true rate. Rule 6: a Service that had
+no traffic in all remembered readings takes no memory. Rule 7: while somebody looks at the page, each reading that searches all
+real servers for drift also counts the node's open connections.
 """
 
 import asyncio
@@ -58,7 +56,7 @@ OPENED = 16
 
 MOST_VIEWERS = 16
 VIEWER_S = 4.0
-"""The time after a viewer's last request for which the viewer counts as present."""
+"""The number of seconds for which a viewer counts as present after the viewer's last request."""
 IDLE_S = 60.0
 """The time for which the page's figures are kept up to date after the last request of any viewer."""
 NAME = re.compile(r"[0-9A-Za-z-]{0,32}")

@@ -90,7 +90,10 @@ def name(events: Iterable[Document], targets: Targets) -> None:
 
 
 def sentence(endpoints: Iterable[Document], more: int) -> str:
-    """The endpoints as text that names each Service once; ``more`` is the number of endpoints that the text only counts."""
+    """The endpoints as text, which names a Service once before its endpoints.
+
+    ``more`` is the number of further endpoints, which the text does not name.
+    """
     parts: list[str] = []
     service = None
     for one in endpoints:

@@ -40,8 +40,9 @@ class _Indexed(NamedTuple):
     """The facts about a Service that are needed for each of its ports and virtual servers.
 
     For each endpoint that may connect to itself, ``hairpins`` has the name of the set with the endpoint's entry. ``scopes`` has
-    the second scopes; the key is the IP family, the protocol, the port and the clients. ``scoped`` are the keys of the virtual
-    servers whose packets get the mark of a second scope. ``refused`` are the virtual servers that this node itself may not use.
+    the second scopes (see ``docs/scopes.md``); each key is an IP family, a protocol, a port and a group of clients. ``scoped``
+    are the keys of the virtual servers whose packets get the mark of a second scope. ``refused`` are the virtual servers that
+    this node itself may not use.
     """
 
     service: Service
@@ -250,7 +251,7 @@ class Explainer:
         return target.name or None if target else None
 
     def unclaimed(self, key: VirtualServerKey) -> Document:
-        """A virtual server that no Service desires."""
+        """The explanation of a virtual server that no Service desires."""
         is_foreign = self.survey.sides(key).is_foreign
         when = "" if self.is_carried(key.address) else f", {GRACE_S:.0f} s after the node lost its address"
         return {

@@ -148,7 +148,7 @@ class Channel:
         self._buffer = bytearray(RECEIVE_SIZE)
         self._next = 1
         self._limit = CHUNK_LIMIT
-        self._loses_answers = False  # whether each attempt at the last dump lost an answer
+        self._loses_answers = False  # whether every attempt to read the last dump lost an answer
 
     def close(self) -> None:
         """Close the socket; the next use of the channel opens a new socket."""
@@ -158,7 +158,10 @@ class Channel:
 
     @property
     def limit(self) -> int:
-        """The largest number of messages for ``run``: even if every message fails, all answers fit into the receive buffer."""
+        """The largest number of messages for one call of ``run``.
+
+        All answers fit into the receive buffer even if every message fails.
+        """
         with contextlib.suppress(KernelError):  # the receiving part of ``run`` will report this error
             self._open()
         return self._limit
@@ -169,8 +172,8 @@ class Channel:
         If the first message fails with the error number ``refusal``, the kernel neither handles nor answers the remaining
         messages.
 
-        Returns the error number of each failed message by the index of the message, in any order; ``UNANSWERED`` means that the
-        answer was lost. Every message without an entry in the result has been applied.
+        Returns a mapping from the index of each failed message to its error number, in any order. The error number ``UNANSWERED``
+        means that the answer was lost. Every message without an entry in the result has been applied.
         """
         failed: dict[int, int] = {}
         numbered, first = self._numbered(*messages)

@@ -13,7 +13,10 @@ from types import ModuleType
 
 
 class _Deferred(ModuleType):
-    """A package in ``sys.modules``; its code is executed only when an attribute that the package lacks is accessed."""
+    """A package in ``sys.modules`` whose code has not been executed.
+
+    The first access to a missing attribute executes the code.
+    """
 
     def __getattr__(self, name: str) -> object:
         self.__class__ = ModuleType  # type: ignore[assignment] # from now on, the package is an ordinary module

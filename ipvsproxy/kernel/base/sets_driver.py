@@ -208,7 +208,10 @@ class SetsDriver(abc.ABC):
 
     @abc.abstractmethod
     def _send(self, pending: Sequence[Part]) -> None:
-        """Add and remove entries, in their order; report each entry that failed, or was unexpectedly present or absent."""
+        """Add and remove the entries in ``pending`` in the given order.
+
+        Report each entry that failed, or that was unexpectedly present or absent.
+        """
 
 
 def in_messages(entries: Sequence[EncodedEntry]) -> Iterator[Sequence[EncodedEntry]]:

@@ -52,7 +52,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class IpsetDriver(SetsDriver):
-    """Reads and writes ipsets; a ``SetsDriver``.
+    """Reads and writes ipsets.
 
     If the kernel refuses an entry, all entries of the entry's message are sent again one by one, after all other messages.
     """

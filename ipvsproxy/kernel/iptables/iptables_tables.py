@@ -1,8 +1,8 @@
 """Reads the tables of both variants of iptables directly from the kernel, and finds out whether their rules have changed.
 
 The functions of this module start no process. Legacy tables are read by ``getsockopt``, and the hash of a legacy table excludes
-the packet counters. Tables of nf_tables are read by netlink; with each change of the rules, the kernel increases its generation
-number.
+the packet counters. Tables of nf_tables are read by netlink. The kernel has one generation number for all of these tables, and
+increases the number with each change.
 
 The layouts of answers are from include/uapi/linux/netfilter_ipv4/ip_tables.h and include/uapi/linux/netfilter_ipv6/ip6_tables.h.
 """

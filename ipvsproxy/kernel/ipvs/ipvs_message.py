@@ -1,4 +1,4 @@
-"""IPVS messages about virtual servers and real servers as bytes."""
+"""Encodes IPVS messages about virtual servers and real servers as bytes, and helps to read such messages."""
 
 import functools
 import itertools
@@ -21,13 +21,14 @@ GENERIC_HEADER = 4
 """The number of bytes before the attributes of a message: command, version, and two unused bytes."""
 
 NO_ADDRESS_FAMILY = "the kernel's answer lacks an attribute: use Linux 3.18 or later, which tells the address family of each"
-"""The reason why a real server cannot be read. An unreadable real server must not count as absent."""
+"""The error if the kernel does not tell the address family of a real server. Without an error, this real server would count as
+absent."""
 
 SCHEDULER_NAME_LIMIT = 15
 """The largest number of characters in a scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN without the NUL)."""
 
 TEMPLATES_KEPT = 256
-"""The largest number of templates for messages about real servers that the encoder keeps. Each combination of shape, forwarding
+"""The encoder keeps at most this number of templates for messages about real servers. Each combination of shape, forwarding
 method and thresholds needs a separate template."""
 
 _ALL_FLAGS = 0xFFFFFFFF
@@ -72,7 +73,7 @@ class Encoder:
         self._destination = functools.lru_cache(maxsize=TEMPLATES_KEPT)(self._destination_template)
 
     def encode(self, operations: Iterable[Operation]) -> list[bytes]:
-        """Encode one message for each operation, or for each real server of an operation.
+        """Encode one message for each operation; for an operation on real servers, encode one message for each real server.
 
         Raises:
             ValueError, struct.error: a value is too large for its field of the message.
@@ -223,7 +224,7 @@ def _shape(key: VirtualServerKey) -> Shape:
 
 
 def _holes(key: VirtualServerKey) -> tuple[bytes, ...]:
-    """The values of the fields of a message that identify the virtual server."""
+    """In a message, the values of the fields that identify the virtual server."""
     if type(key) is FirewallMark:
         return (_pack_u32(key.mark),)
     return _pack_u16(key.protocol), key.address, _pack_port(key.port)

@@ -53,7 +53,7 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -
 def opposite(operation: Operation, number: int) -> Verb | None:
     """The verb with which the operation is repeated after the given error; None if another verb would not help.
 
-    An unexpectedly present virtual server with a firewall mark belongs to another program, because no firewall mark is reserved
+    If a virtual server with a firewall mark already exists, it belongs to another program, because no firewall mark is reserved
     for ipvsproxy.
     """
     if operation.verb is Verb.ADD and number == errno.EEXIST:

@@ -39,8 +39,8 @@ PART_S = 0.003
 CHECKED_EVERY = 16
 """The number of virtual servers that are read before the clock is read again."""
 ROOM = 16
-"""The number of virtual servers for which the buffer has additional room, because virtual servers may be added before the kernel
-answers."""
+"""The buffer has room for this many more virtual servers than the kernel has counted, because virtual servers may be added before
+the kernel answers."""
 FIRST_ROOM = 32
 """The number of real servers for which the first query about connections has room. If the answer fills the buffer, the query is
 repeated with a larger buffer.
@@ -133,15 +133,15 @@ class FamilyReader(abc.ABC, Generic[Row]):
         self._written[key] = is_there
 
     def forget(self) -> None:
-        """Makes the next call of ``read`` with ``whole`` return every virtual server."""
+        """Makes the next call of ``read(whole=True)`` return every virtual server."""
         self._note_written()
         self._known = dict.fromkeys(self._known, _WRITTEN)
 
     def read(self, *, whole: bool) -> Iterator[Reading]:
         """Reads, in parts, the virtual servers that have changed or were written since they were last returned.
 
-        If ``whole`` is false, real servers are read only if the row of their virtual server has changed. Virtual servers that
-        this process has written are returned only by a later call with ``whole``.
+        If ``whole`` is false, real servers are read only if the row of their virtual server has changed. A virtual server that
+        this process has written is returned only by a later call whose ``whole`` is true.
 
         Raises:
             KernelError: the table could not be read. The parts of the table that were returned before the error are valid.
@@ -318,7 +318,7 @@ class SockoptReader(FamilyReader[bytes]):
         return ipvs_rows.observed(settings, [(RealServerKey(name), *values) for name, *values in servers])
 
     def _answer(self, option: int, question: bytearray) -> memoryview:
-        """The kernel's answer, which replaces the query in the buffer."""
+        """Sends a query to the kernel, and returns the answer. The answer overwrites the query in ``question``."""
         if self._socket is None:
             try:
                 self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

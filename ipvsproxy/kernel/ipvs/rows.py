@@ -156,7 +156,7 @@ class NetlinkTable:
         self.channel.close()
 
     def renew(self) -> None:
-        """Look up the number of the generic netlink family of IPVS, which changes when the module is loaded again."""
+        """Look up the number of the generic netlink family of IPVS. The number changes when the IPVS module is loaded again."""
         number = netlink.resolve_family(self.channel, "IPVS", "ip_vs")
         if number != self.encoder.family_number:
             self.encoder = ipvs_message.Encoder(number)

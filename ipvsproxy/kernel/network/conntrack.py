@@ -34,8 +34,8 @@ _SOURCES: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 3}
 def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> bool | None:
     """Whether the kernel filters listings of connections; None means that the kernel's answer was not clear.
 
-    The function sends one message with an unknown flag. A kernel that supports ``CTA_FILTER`` refuses the flag. An older kernel
-    starts to list all flows, and only the first part of the listing is read.
+    The function sends one message with a filter flag that no kernel knows. A kernel that supports ``CTA_FILTER`` refuses the
+    flag. An older kernel starts to list all flows, and only the first part of the listing is read.
     """
     channel = netlink.Channel(NETLINK_NETFILTER, connect)
     with contextlib.closing(channel):

@@ -43,13 +43,13 @@ HOOKS: Mapping[tuple[str, str], BaseChain] = {
     ("filter", "FORWARD"): BaseChain("filter", "forward", -5),
     ("filter", "OUTPUT"): BaseChain("filter", "output", -5),
 }
-"""The base chain for each table and built-in chain of iptables. The priority of each base chain is slightly ahead of the
-priorities of other programs' chains.
+"""The base chain for each table and built-in chain of iptables. Base chains for ``nat`` and ``filter`` have a priority slightly
+lower than usual, so they run before most chains of other programs.
 
 IPVS takes arriving packets at ``INPUT`` with priority 99, and this host's own packets at ``OUTPUT`` with priority -98; IPVS sends
 these packets on through ``OUTPUT``, with the address of an endpoint as their destination. The filter chain of ``OUTPUT`` gets
-packets to Services only after IPVS has sent them on. If the filter chain dropped a packet before IPVS gets the packet, the sender
-would get an error; with iptables, the sender gets no answer.
+packets to Services only after IPVS has sent them on. If this chain got a packet before IPVS and dropped it, the sender would get
+an error. With iptables, the sender gets no answer.
 """
 
 
@@ -402,7 +402,10 @@ _NAT = "chains of the type nat in a table of the family inet, which came with Li
 
 
 def _trial(family: Family) -> list[tuple[bytes, str]]:
-    """Messages that create a set and base chains with all kinds of rules, each with the kernel feature that the message needs."""
+    """Pairs of a message and the kernel feature that the message needs.
+
+    The messages create a set, and base chains with all kinds of rules.
+    """
     nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
     local = nft_rule.address_type(is_source=True)
     address = nft_rule.expand(_TRIED, family, "nat")[0]

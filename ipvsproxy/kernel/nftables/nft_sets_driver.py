@@ -47,7 +47,7 @@ _NUMBER = struct.Struct("=I")
 class _Part(NamedTuple):
     """The messages for some entries of one set.
 
-    ``repairs`` is the number of times that refused messages for these entries have been replaced.
+    ``repairs`` says how many times messages for these entries have been replaced after the kernel refused them.
     """
 
     verb: Verb
@@ -306,7 +306,7 @@ def shape(ip_set: IpSet) -> SetShape:
 
 
 def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
-    """An entry, encoded as an element. A ``ForeignElement`` is encoded only for its removal.
+    """The netlink encoding of an entry as an element of an nf_tables set. A ``ForeignElement`` is encoded only for its removal.
 
     Raises:
         ValueError: an address is missing or not of the set's family, or a number is too large for its field.

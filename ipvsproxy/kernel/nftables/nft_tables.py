@@ -323,7 +323,7 @@ def rules() -> list[tuple[str, Sequence[Expression]]]:
 
 
 def legacy_filters(program: str, saved: str) -> Iterator[NftTable]:
-    """The table ``filter`` of iptables-legacy in the output of ``<program>-save``, in the form of a table of nf_tables."""
+    """The table ``filter`` of iptables-legacy, as an ``NftTable``. ``saved`` is the output of ``<program>-save``."""
     lines = saved.partition("*filter\n")[2].partition("COMMIT")[0].splitlines()
     places = {
         found[1]: BaseChain("filter", found[1].lower(), 0, drops=found[2] == "DROP")

@@ -95,8 +95,8 @@ class NftDriver:
     ) -> tuple[Sequence[bytes], int | None]:
         """The messages that replace the given sets, and the generation for which the messages are made.
 
-        ``new`` creates every set of the operations that is absent or has other parameters, because rules may use each of these
-        sets.
+        ``new`` are the operations that create the sets that are absent or have other parameters. All of them are needed, because
+        rules may use each of these sets.
         """
         listing = self.rules.listing()
         names = {ip_set.name for ip_set in unlike}

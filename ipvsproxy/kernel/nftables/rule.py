@@ -279,7 +279,7 @@ def _target(target: Target, family: Family, table: str) -> Iterator[bytes]:
             yield payload(Base.NETWORK, _OFFSETS[family][Side.DESTINATION], family.bits // 8)
             yield _expression(
                 "nat", integer(1, 1), integer(2, family), integer(3, _register())
-            )  # the address is in the first registers
+            )  # the first of the registers into which the address was loaded
         case Verdict():
             yield verdict(VerdictCode[target.name])
         case JumpTo(chain):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MISSING = "missing"
 STALE = "nothing"
-"""The text that stands for the desired value of an object of ipvsproxy that serves no Service."""
+"""The text for the desired value in a ``Difference`` about an observed object that is not desired."""
 
 
 class Stage(enum.IntEnum):
@@ -111,7 +111,7 @@ class Circumstances:
         return {mark for entry in surplus if (mark := ownership.mark_given_by(entry)) is not None}
 
     def has_ranges(self, firewall: SetEntry) -> bool:
-        """Whether packets from all admitted sources of a virtual server pass its firewall entry."""
+        """Whether the kernel has the rules and source ranges that let all admitted sources pass this firewall entry."""
         return (
             IP_SETS[firewall.set].family not in self._without_rules
             and ownership.virtual_server_of(firewall) not in self.lacking_ranges

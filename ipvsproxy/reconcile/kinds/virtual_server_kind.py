@@ -84,7 +84,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         return not self.all.is_served(key.address.family) or self.all.is_excluded(key)
 
     def begin_settling(self, now: float) -> None:
-        """Prepares for recording the outcomes of a plan."""
+        """Clears the records of the last plan before the outcomes of a new plan are recorded."""
         self._now = now
         self._added: set[VirtualServerKey] = set()
         self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
@@ -142,7 +142,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         return {key for key in table.pending if key not in table.observed and waits(ownership.firewall_entry(key))}
 
     def _not_masqueraded_yet(self) -> Collection[VirtualServerKey]:
-        """Virtual servers that may get no real servers yet, because an undesired entry prevents masquerading (rule 2)."""
+        """The virtual servers that wait for real servers, because an undesired set entry prevents masquerading (rule 2)."""
         going = set(map(ownership.named_by, self.all.of_entries.surplus(ownership.LOCAL_SETS)))
         if not going:
             return frozenset()
@@ -186,7 +186,8 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
     def _settle_real_servers(self, verb: Verb, item: RealServers) -> None:
         """Records real servers.
 
-        If the operation has all desired and observed real servers, the desired and the observed side share one object.
+        If the virtual server had no real servers, and the operation adds all desired real servers, the desired and the observed
+        state share one object.
         """
         table, key, keys = self.objects, item.virtual_server, item.keys
         desired, observed = table.desired.get(key), table.observed.get(key)
@@ -261,8 +262,8 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
     def differences(self) -> Iterator[Difference]:
         """Yields the differences of virtual servers.
 
-        There is one difference for each virtual server that differs, and, if the virtual server exists, one for each real server
-        that differs.
+        Each virtual server that differs has one difference. If the virtual server exists, each of its real servers that differs
+        has a difference too.
         """
         table = self.objects
         for key in (*table.pending, *table.surplus):
@@ -294,8 +295,8 @@ def _parting(
     if desired.protocol is not Protocol.TCP:
         return Verb.REMOVE
     if len(key) != len(desired.key.address) + PORT_SIZE:
-        # A tunnel leads to a real server of the other family. An edit to weight 0 would also set masquerading, and the kernel
-        # would refuse the edit.
+        # The real server has the other IP family, so a tunnel leads to it. An edit to weight 0 would also set masquerading, and
+        # the kernel would refuse the edit.
         return Verb.REMOVE
     over = may_remove(desired.key, key)
     if without_method(weight) != 0 or over is None:

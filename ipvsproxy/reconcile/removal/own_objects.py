@@ -55,7 +55,7 @@ def plan(
 ) -> Cleanup:
     """The removals of all observed objects that belong to ipvsproxy.
 
-    ``skeletons`` has the names of the chains and jumps of ipvsproxy. Virtual servers in ``excluded`` ranges are kept.
+    ``skeletons`` shows which chains and jumps belong to ipvsproxy. Virtual servers in ``excluded`` ranges are kept.
     ``node_port_ranges`` has the same meaning as in the module ``ownership``.
     """
     return Cleanup(

@@ -6,11 +6,11 @@ Rule 1: a packet without a mark reaches the virtual server of its address, so a 
 absent, its Service port has no mark.
 Rule 2: marks are given only when every Service has a desired state, because until then, the owners of virtual servers are not
 certain. A Service port has a mark while its Service owns at least one of the port's virtual servers.
-Rule 3: a new process gives each Service port the mark that most of the port's set entries in the kernel give to packets. An entry
-counts only if its Service owns the virtual server of the entry.
-Rule 4: a virtual server by firewall mark keeps its connections when no Service desires it any longer. The virtual server stays in
-the desired state, without real servers, until its former real servers have drained; then it is removed. The set entries that give
-the virtual server's mark to packets are removed first (see ``kinds/virtual_server_kind.py``).
+Rule 3: a new process reads the set entries that already exist in the kernel. Each Service port gets the mark that most of the
+port's entries give to packets. An entry counts only if its Service owns the virtual server of the entry. Rule 4: a virtual server
+by firewall mark keeps its connections when no Service desires it any longer. The virtual server stays in the desired state,
+without real servers, until its former real servers have drained; then it is removed. The set entries that give the virtual
+server's mark to packets are removed first (see ``kinds/virtual_server_kind.py``).
 
 Of marks:
 
@@ -208,7 +208,7 @@ class Scopes:
         mark."""
 
     def resolve(self, name: ServiceName, state: ServiceState | None) -> ServiceState | None:
-        """Adds virtual servers by firewall mark, and the set entries that mark packets, to a Service's state.
+        """Extends a Service's state by the virtual servers with firewall marks, and by the set entries that mark packets.
 
         Virtual servers and entries are added for each of the Service's ports that has a mark.
         """

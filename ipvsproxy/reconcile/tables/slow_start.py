@@ -24,7 +24,7 @@ STEPS = 8
 def weight_at(elapsed_s: float, own: int, duration_s: float) -> int:
     """The weight of an endpoint whose slow start began ``elapsed_s`` seconds ago.
 
-    The weight in slow start is 1 at first, and the endpoint's full weight after the duration.
+    The weight is 1 at the beginning, and is the endpoint's full weight ``own`` after ``duration_s``.
     """
     steps = _steps(own)
     done = min(steps, int(elapsed_s * steps / duration_s))

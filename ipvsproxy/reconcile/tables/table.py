@@ -213,7 +213,7 @@ class Table(Generic[K, V, W]):
         return dict.fromkeys(gone)
 
     def note_change(self, key: K) -> None:
-        """Notes an attempted change of a key, with any outcome, because the current reading may have missed the change."""
+        """Records that a change of a key was tried, whatever its outcome. The current reading may have missed the change."""
         if self._shown is not None:
             self._shown.add(key)
 

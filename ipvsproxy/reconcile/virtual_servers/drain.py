@@ -92,7 +92,7 @@ class Drains:
             self.ask(key, now)
 
     def end(self, key: VirtualServerKey, real_server: RealServerKey) -> None:
-        """End a drain, because the real server has been removed or is desired again."""
+        """End a drain whose real server has been removed or is desired again."""
         drains = self._drains.get(key, {})
         drain = drains.pop(real_server, None)
         if drain is not None:

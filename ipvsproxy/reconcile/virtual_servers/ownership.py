@@ -6,14 +6,14 @@ set of ipvsproxy is added before its virtual server and removed after the virtua
 local route, is also removed after the virtual server (see the stages in ``kinds/declaration.py``). Because of this order, each
 virtual server of an earlier process has such an entry, address or route as its witness.
 
-The set entry of a node port names no address, so the entry is a witness only on addresses where node ports are served. On an
-address where node ports are not served, a virtual server on the same port may belong to keepalived, whether or not this host has
-the address now. The virtual server may also belong to ipvsproxy, if an earlier process served node ports on other addresses, or
-on an address that the host has lost. If such a virtual server belongs to ipvsproxy, a second virtual server with the same
-settings and real servers exists and has a witness. The second virtual server is on the same port of an address where node ports
-are served, or on the Service's cluster IP. Virtual servers of ipvsproxy and of another program can have the same real servers
-only if these real servers have addresses of hosts. If a virtual server has a real server on an address of this host, a second
-virtual server therefore proves nothing.
+The set entry of a node port names no address, so the entry is a witness only on addresses where node ports are served. On any
+other address, a virtual server with the node port's number may belong to keepalived. It does not matter whether this host has the
+address now. The virtual server may also belong to ipvsproxy, if an earlier process served node ports on other addresses, or on an
+address that the host has lost. If such a virtual server belongs to ipvsproxy, a second virtual server with the same settings and
+real servers exists and has a witness. The second virtual server is on the same port of an address where node ports are served, or
+on the Service's cluster IP. Virtual servers of ipvsproxy and of another program can have the same real servers only if these real
+servers have addresses of hosts. If a virtual server has a real server on an address of this host, a second virtual server
+therefore proves nothing.
 
 A virtual server by firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains its mark.
 
@@ -176,13 +176,13 @@ FIREWALL_SETS = _named(lambda one: one.kind is SetKind.LOAD_BALANCER_FIREWALL)
 LOCAL_SETS = _named(lambda one: one.kind is SetKind.LOAD_BALANCER_LOCAL or one.kind.startswith("KUBE-NODE-PORT-LOCAL-"))
 """The sets for traffic that stays on this node and is therefore not masqueraded."""
 SCOPE_SETS = _named(lambda one: one.gives_marks)
-"""The sets that give packets their mark."""
+"""The sets whose entries give packets a firewall mark."""
 
 Named = VirtualServerKey | NodePort | None
 
 
 def mark_given_by(entry: SetEntry) -> FirewallMark | None:
-    """The virtual server of the mark that an entry gives to packets; None if the entry gives no mark."""
+    """The key of the virtual server for packets that get their mark from this entry; None if the entry gives no mark."""
     return FirewallMark.of(IP_SETS[entry.set].family, entry.mark) if isinstance(entry, MarkedEntry) else None
 
 

@@ -68,7 +68,7 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 class _Reader:
-    """The parts of decoding that differ between the kinds: the schema, the key, and the parser."""
+    """Decodes API objects of one kind; the schema, the key and the parser depend on the kind."""
 
     def __init__(self, kind: ObjectKind, shape: type, key: type[ObjectKey], read: Callable[[Any, Any], ApiObject]) -> None:
         self.kind, self.shape, self._key, self.read = kind, shape, key, read

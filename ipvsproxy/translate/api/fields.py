@@ -81,7 +81,8 @@ _NAMES: Mapping[str, Annotation] = {
     _SKIP_LOAD_BALANCER_IPS: Annotation.SKIP_LOAD_BALANCER_IPS,
     **{one.whole: one for one in Annotation if one is not Annotation.WEIGHT},
 }
-"""The annotations of Services that are read. Our annotations come after kube-router's and therefore override them."""
+"""The names of the annotations that ipvsproxy reads from Services. Our annotations come after kube-router's and therefore
+override them."""
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _DURATION = re.compile(r"(?:([0-9]{1,5})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,5})s)?", re.ASCII)
 _FLAGS: Mapping[str, int] = {

@@ -35,7 +35,7 @@ LONGEST_AFFINITY_TIMEOUT_S = 86400
 FEW_PORTS = 8
 """The largest number of ports of an object whose ports are shared through a cache; more ports would fill the cache."""
 MOST_ENTRIES = 65536
-"""The most entries of one Service in one ipset.
+"""The largest number of entries that one Service may have in one ipset.
 
 The bound is the number of entries that kube-proxy's set holds for all Services together. The API does not limit the number of
 entries. It limits only the size of the Service object.
@@ -206,7 +206,10 @@ def _port(field: str, port: int, skipped: list[Skipped]) -> int:
 
 
 def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
-    """The source ranges, and whether all of them are invalid; a typing error must not open a Service to all clients."""
+    """Returns the valid source ranges, and whether every given range is invalid.
+
+    In that case no client is admitted, so that a typing error does not open a Service to all clients.
+    """
     field = "spec.loadBalancerSourceRanges"
     ranges = fields.networks(field, texts, skipped)
     admits_nobody = not ranges and any(text.strip() for text in texts)
@@ -261,7 +264,7 @@ def parse_endpoint_slice(
 ) -> EndpointSlice:
     """An EndpointSlice.
 
-    With ``default_port_names``, an absent port name becomes the empty name, as at the API server.
+    With ``default_port_names``, an absent port name becomes the empty name; the API server sets the same default.
     """
     metadata = raw.metadata or _NO_METADATA
     skipped: list[Skipped] = []

@@ -57,7 +57,7 @@ def of_list(body: bytes) -> Targets:
 
 
 def of_documents(documents: Iterable[object]) -> Targets:
-    """The targets of the endpoints in the EndpointSlices among manifests that have been read from YAML or JSON."""
+    """The targets of the endpoints in all EndpointSlices of ``documents``. The documents have been read from YAML or JSON."""
 
     def read(document: object) -> _Slice:
         is_slice = msgspec.convert(document, schema.AnyObject).kind == "EndpointSlice"

@@ -3,14 +3,15 @@
 Rule 1: the result depends only on the arguments, and never on another Service.
 Rule 2: a family is served if the Service has a cluster IP of the family. In a served family, all addresses of the Service are
 served.
-Rule 3: every virtual server exists, with or without real servers. If a virtual server has no real servers, IPVS itself refuses
+Rule 3: a virtual server is desired even if it has no real servers. If a virtual server has no real servers, IPVS itself refuses
 the client.
-Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. A second scope does not
-change the virtual server of the address, so packets without the scope's mark are treated as by kube-proxy.
-Rule 5: each address and port has only one role for a Service, for example as cluster IP or node port (see ``_is_taken``).
-Rule 6: an external address with direct return has two scopes besides its virtual server: one for clients outside the cluster, and
-one for packets that arrive by tunnel. Clients outside the cluster reach the endpoints of this node and, by tunnel, the endpoints
-of other nodes. Packets that arrive by tunnel reach only the endpoints of this node, so no packet is forwarded a second time.
+Rule 4: an external address with externalTrafficPolicy Local has a second scope: a virtual server by firewall mark for pods and
+processes of this node. A second scope does not change the virtual server of the address, so packets without the scope's mark are
+treated as by kube-proxy. Rule 5: each address and port has only one role for a Service, for example as cluster IP or node port
+(see ``_is_taken``). Rule 6: an external address with direct return has two scopes besides its virtual server: one for clients
+outside the cluster, and one for packets that arrive by tunnel. Clients outside the cluster reach the endpoints of this node and,
+by tunnel, the endpoints of other nodes. Packets that arrive by tunnel reach only the endpoints of this node, so no packet is
+forwarded a second time.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence

@@ -109,7 +109,8 @@ def _uses(
     for number in numbers:
         for endpoint in item.endpoints:
             key, conditions = RealServerKey.of(endpoint.address, number), endpoint.conditions
-            counts = served.endpoints[key] == conditions and key not in explained  # the first of two equal entries counts
+            # only the first of several equal entries is used
+            counts = served.endpoints[key] == conditions and key not in explained
             if counts:
                 explained.add(key)
             reasons = (

@@ -61,7 +61,7 @@ class WhyNot(enum.StrEnum):
 
 
 class Scope(msgspec.Struct, frozen=True, gc=False):
-    """The endpoints of a service port that a kind of traffic may use.
+    """The endpoints that one kind of traffic to a service port may use.
 
     ``last_resort`` means that the scope contains no ready endpoint, so terminating endpoints that still serve are used. If
     ``node`` is not empty, only endpoints on this node are used. If ``node_hint`` or ``zone_hint`` is not empty, only endpoints

@@ -103,7 +103,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
 
 
 def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tuple[Skipped, ...]]:
-    """The treatment of a Service with annotations, the Service as annotations change it, and the unused annotations."""
+    """Returns the treatment of a Service, the Service as its annotations change it, and the unused annotations."""
     options = service.options
     skipped: list[Skipped] = []
     chosen = _allowed(options.annotations, settings, skipped)

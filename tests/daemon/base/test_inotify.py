@@ -51,7 +51,7 @@ async def test_inotify_reports_every_change_in_the_directory_but_polling_only_ne
         assert changes.is_notified
 
 
-async def test_without_a_change_the_waiting_task_is_not_woken(tmp_path: pathlib.Path) -> None:
+async def test_a_waiting_task_is_not_woken_if_nothing_changes(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a").write_text("old")
     with inotify.DirectoryChanges(str(tmp_path), NEVER_S) as changes:
         (tmp_path / "a").read_text()
@@ -82,7 +82,7 @@ async def test_a_replaced_directory_is_watched_again(tmp_path: pathlib.Path) -> 
             await changes.wait()
 
 
-async def test_after_a_symbolic_link_is_changed_to_another_directory_only_the_new_directory_is_watched(
+async def test_only_the_new_directory_is_watched_after_a_symbolic_link_gets_another_target(
     tmp_path: pathlib.Path,
 ) -> None:
     for name in ("one", "two"):

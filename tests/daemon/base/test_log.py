@@ -34,7 +34,7 @@ def test_a_line_of_the_text_log_consists_of_time_level_event_and_keys_in_this_or
     )
 
 
-def test_a_json_line_is_one_object(read: Read) -> None:
+def test_a_log_line_in_json_format_is_one_json_object(read: Read) -> None:
     logger(json=True).warning("not used", name="default/web", fields=("a", "b"), odd=frozenset({"x"}), text="a\nb")
     (line,) = read()
     document = json.loads(line)

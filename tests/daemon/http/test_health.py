@@ -104,7 +104,7 @@ def test_a_sync_that_never_ends_makes_the_node_unhealthy_even_without_changes(no
     assert not node.is_healthy()
 
 
-def test_rules_that_could_not_be_written_for_a_long_time_make_only_their_family_unhealthy(node: Node) -> None:
+def test_rules_that_stay_unwritten_for_a_long_time_make_only_their_family_unhealthy(node: Node) -> None:
     node.sync(lacking=[Family.IPV6])
     node.clock.now += LATE_S - 1
     node.sync(lacking=[Family.IPV6])

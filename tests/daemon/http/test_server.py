@@ -226,7 +226,7 @@ async def test_a_client_that_holds_all_connections_cannot_keep_other_clients_out
         b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % number for number in range(10_000)) + b"\r\n",
     ],
 )
-async def test_a_request_that_is_not_http_or_too_large_is_refused_and_not_logged(
+async def test_a_request_is_refused_and_not_logged_if_it_is_too_large_or_is_not_http(
     request_bytes: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with listening() as port:

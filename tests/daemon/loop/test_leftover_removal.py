@@ -312,7 +312,7 @@ async def test_sets_of_the_other_backend_are_logged_only_once_while_they_stay_in
         assert node.logged == [(OTHER_BACKEND_RESISTS, used)]
 
 
-async def test_objects_of_the_unused_backend_that_are_created_again_are_removed_after_the_next_audit() -> None:
+async def test_objects_of_the_unused_backend_are_removed_after_the_next_audit_if_they_are_created_again() -> None:
     removals: list[int] = []
     async with scene() as node:
         for not_in_force, is_audit in (((), False), ((), True), ((), False), ((Family.IPV6,), True), ((), False), ((), False)):

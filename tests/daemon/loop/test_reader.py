@@ -88,7 +88,10 @@ def intervals(begun: Iterable[tuple[float, bool]], *, thorough: bool) -> list[in
 
 
 def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Let each poll take a second and consist of this number of parts; returns the times at which the polls end."""
+    """Make each poll take one second, and divide the poll into this number of parts.
+
+    Returns a list to which each poll adds the time of its end.
+    """
     ends_s: list[float] = []
 
     def poll_slowly(*_: Any, **__: Any) -> Iterator[Observation]:
@@ -176,7 +179,7 @@ async def test_the_kernel_is_read_again_if_another_program_changes_it_during_a_r
 
 
 @pytest.mark.parametrize(("interval_s", "polls", "whole_polls"), [(60, 200, 10), (1, 600, 600)], ids=["long", "short"])
-async def test_polls_read_everything_at_each_drift_check_interval_and_only_cheap_parts_in_between(
+async def test_one_poll_per_drift_check_interval_reads_everything_and_all_others_only_cheap_parts(
     interval_s: float, polls: int, whole_polls: int
 ) -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=interval_s).serving(WEB, SLICE, after_s=1) as node:

@@ -149,7 +149,7 @@ async def test_removed_conntrack_flows_are_counted_by_family() -> None:
     assert rows[f'{reconciler}_sync_duration_seconds_count{{ip_family="IPv6"}}'] == 0
 
 
-async def test_operations_are_counted_by_verb_kind_and_outcome() -> None:
+async def test_operations_are_counted_by_verb_and_kind_and_outcome() -> None:
     metrics = _metrics()
     report = Report(done={("add", "real_server"): 10}, failed={("add", "address"): 1}, errors=(), pending=1, surprises=2)
     metrics.synced(summary(report=report))
@@ -171,7 +171,7 @@ async def test_each_sync_records_the_duration_of_its_phases_but_a_waiting_time_o
     assert rows[f'{phases}_sum{{phase="apply"}}'] == 0.05
 
 
-async def test_invalid_objects_are_counted_and_valid_objects_for_other_proxies_are_not_counted() -> None:
+async def test_only_invalid_objects_and_invalid_parts_of_objects_are_counted() -> None:
     metrics = _metrics()
     complaints = (
         Complaint(ObjectKind.SERVICE, "default/web", (Skipped("spec.ports[0]", "no"), Skipped("", "headless", invalid=False))),

@@ -69,7 +69,7 @@ async def test_the_number_of_steps_of_a_scrape_grows_in_proportion_to_the_number
 
 
 async def test_a_larger_scrape_lets_other_tasks_run_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest run of steps without a pause hardly depends on the number of Services."""
+    """The largest number of steps between two pauses hardly grows with the number of Services."""
     await scrape(1, monkeypatch)  # this scrape imports modules, so that no later scrape imports them
     few, many = [(await scrape(services, monkeypatch)).longest for services in (FEW, MANY)]
     assert many - few <= (MANY - FEW) * 2

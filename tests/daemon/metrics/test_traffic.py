@@ -164,7 +164,7 @@ async def test_a_service_port_with_a_new_name_gets_a_new_series() -> None:
     assert samples[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'plain')}}}"] == 3
 
 
-async def test_ports_beyond_the_limit_share_one_series_and_the_number_of_these_ports_is_shown() -> None:
+async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown() -> None:
     addresses = [f"10.96.0.{number}" for number in range(1, 6)]
     scene = Scene(*(builders.service(f"s{address[8:]}", cluster=[address]) for address in addresses), limit=2)
     samples = await scene.scrape({builders.frontend(address, 80): Counters(10) for address in addresses})
@@ -276,7 +276,7 @@ def test_a_draining_endpoint_is_not_shown_if_it_is_removed_while_connections_are
     assert connections == {f'{HTTP},endpoint="10.244.0.5:8080"': ConnectionCounts(3, 1)}
 
 
-async def test_totals_can_be_shown_for_each_endpoint() -> None:
+async def test_metrics_can_show_the_totals_of_each_endpoint() -> None:
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(3), EXTERNAL: Counters()}
     scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(ConnectionCounts(2, 1), Counters(3, 30, 29, 300, 290))}}
@@ -302,7 +302,10 @@ async def test_endpoints_are_not_counted_twice_if_their_virtual_server_was_absen
 
 
 async def test_the_traffic_of_a_virtual_server_is_counted_once_although_it_is_undesired_for_a_while() -> None:
-    """An undesired virtual server may stay in the kernel, for example in an excluded range or while its owner changes."""
+    """An undesired virtual server may stay in the kernel.
+
+    It stays, for example, if its address is in an excluded range, or while its owner changes.
+    """
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
     scene.kernel.of_endpoints = {

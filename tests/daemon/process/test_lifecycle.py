@@ -164,5 +164,5 @@ for count in (100, 1000):  # three quarters, and all
 """
 
 
-def test_the_descriptor_limit_is_raised_and_a_warning_is_logged_when_it_is_nearly_reached() -> None:
+def test_a_warning_is_logged_when_the_process_has_nearly_reached_its_raised_descriptor_limit() -> None:
     subprocess.run([sys.executable, "-c", _DESCRIPTORS], check=True, timeout=300)

@@ -84,7 +84,7 @@ async def test_the_start_continues_with_a_warning_if_another_program_holds_the_l
 
 @pytest.mark.usefixtures("host_with_everything")
 @pytest.mark.parametrize(("left_behind", "warnings"), [(None, 0), (Variant.LEGACY, 1)])
-async def test_the_chosen_iptables_variant_is_used_and_logged_and_rules_in_the_other_variant_are_logged(
+async def test_the_program_uses_and_logs_the_chosen_iptables_variant_and_logs_rules_in_the_other(
     monkeypatch: pytest.MonkeyPatch, left_behind: Variant | None, warnings: int
 ) -> None:
     made: list[object] = []

@@ -90,7 +90,7 @@ def write_kubeconfig(path: pathlib.Path, url: str, **changes: Any) -> str:
 
 
 async def refusal(path: pathlib.Path) -> str:
-    """The sentence in which a source refuses a kubeconfig."""
+    """The error message of a source that refuses a kubeconfig."""
     with pytest.raises(credentials.SourceError) as raised:
         await watch.KubernetesSource(node_name="n1", kubeconfig=str(path)).check()
     return str(raised.value)

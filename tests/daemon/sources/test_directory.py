@@ -70,7 +70,7 @@ async def running_source(path: pathlib.Path, settle_s: float = 0.005) -> AsyncIt
         yield sink
 
 
-async def test_the_first_delivery_has_all_objects_and_then_the_end_of_each_list(tmp_path: pathlib.Path) -> None:
+async def test_the_first_delivery_contains_all_objects_followed_by_the_end_of_each_list(tmp_path: pathlib.Path) -> None:
     (tmp_path / "b.yaml").write_text(manifest("b"))
     (tmp_path / "a.yml").write_text(manifest("a"))
     (tmp_path / ".hidden.yaml").write_text("a: [")
@@ -138,7 +138,7 @@ async def test_the_new_files_are_read_if_the_link_of_a_config_map_volume_is_swap
         assert "10.0.0.2" in str(event.object)
 
 
-async def test_the_objects_of_a_directory_that_is_moved_away_stay_until_a_new_directory_is_read(tmp_path: pathlib.Path) -> None:
+async def test_objects_stay_after_their_directory_is_moved_away_until_a_new_directory_is_read(tmp_path: pathlib.Path) -> None:
     place = tmp_path / "manifests"
     place.mkdir()
     (place / "a.yaml").write_text(manifest("a"))
@@ -173,7 +173,7 @@ async def test_an_absent_directory_does_not_count_as_a_complete_list(tmp_path: p
 async def test_objects_of_a_file_stay_while_reading_the_file_fails_and_is_retried(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No second change happens, so the source must read the file again without a notification."""
+    """The file changes only once, so the source must read the file again without a second notification."""
     real, attempts = directory.read_file, 0
     monkeypatch.setattr(directory, "FIRST_RETRY_S", 0.01)
     (tmp_path / "a.yaml").write_text(manifest("a"))
@@ -258,7 +258,7 @@ async def test_unchanged_files_are_not_read_again(tmp_path: pathlib.Path) -> Non
     assert (set(read), set(present), unread) == ({"a.yaml"}, {"a.yaml", "b.yaml"}, {})
 
 
-async def test_the_pods_behind_endpoints_are_read_from_the_readable_files(tmp_path: pathlib.Path) -> None:
+async def test_the_pods_of_endpoints_are_known_even_if_another_file_is_unreadable(tmp_path: pathlib.Path) -> None:
     assert await directory.DirectorySource(str(tmp_path / "absent")).targets() == {}
     (tmp_path / "web.yaml").write_text(manifest("web") + "---\n" + SLICE)
     (tmp_path / "broken.yaml").write_text("{")

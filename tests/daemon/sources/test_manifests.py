@@ -82,7 +82,7 @@ def address(event: Event) -> str:
 @pytest.mark.parametrize(
     ("name", "is_one"), [("a.yaml", 1), ("a.yml", 1), ("a.json", 1), ("a.yaml~", 0), (".a.yaml", 0), ("a", 0)]
 )
-def test_manifest_files_are_chosen_by_suffix_and_hidden_files_are_ignored(name: str, is_one: int) -> None:
+def test_a_file_is_a_manifest_if_it_has_a_known_suffix_and_is_not_hidden(name: str, is_one: int) -> None:
     assert directory.is_manifest(name) == bool(is_one)
 
 
@@ -193,7 +193,7 @@ def test_the_position_of_a_rejected_list_item_contains_the_number_of_the_item(wo
 # Objects that stay
 
 
-def test_the_objects_of_a_file_that_becomes_invalid_stay(world: World) -> None:
+def test_objects_stay_when_their_file_becomes_invalid(world: World) -> None:
     world.write(all=text(service("a"), service("b")), other=text(service("c")))
     assert described(world.write(all="a: [")) == ["Rejected None"]
     assert described(world.write(all=text(service("b", "10.0.0.2")))) == ["Put default/b", "Gone default/a"]
@@ -242,7 +242,7 @@ def test_the_alphabetically_first_of_two_files_with_the_same_object_is_used_unti
 
 
 @pytest.mark.parametrize("allotted", ["a", "z"])
-def test_a_service_that_has_a_cluster_ip_in_only_one_of_two_files_is_used_from_that_file(world: World, allotted: str) -> None:
+def test_the_only_file_with_a_cluster_ip_is_used_if_two_files_define_the_same_service(world: World, allotted: str) -> None:
     """For example, one file belongs to an add-on, and the other file has the Service as a copy from the API server."""
     bare = service("web")
     del bare["spec"]["clusterIP"]

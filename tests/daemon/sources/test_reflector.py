@@ -158,7 +158,7 @@ async def test_repeated_and_outdated_changes_are_not_delivered(changes: list[Any
     assert names(world.delivered) == delivered
 
 
-async def test_after_a_list_with_a_lower_resource_version_every_change_after_this_version_is_delivered() -> None:
+async def test_later_changes_are_delivered_after_a_list_with_a_lower_resource_version() -> None:
     world = await run_script(page(version=5000), [GONE_LINE], page(version=20), [*changed("web", 21), 400.0])
     assert names(world.delivered) == ["Put web"]
 
@@ -190,7 +190,7 @@ def versions(world: World) -> list[str]:
     return [dict(urllib.parse.parse_qsl(path.partition("?")[2])).get("resourceVersion", "latest") for path in world.lists]
 
 
-async def test_status_410_gone_in_a_watch_causes_an_immediate_list_at_the_last_known_version_or_later() -> None:
+async def test_status_410_in_a_watch_causes_an_immediate_list_that_is_not_older_than_the_last_version() -> None:
     world = await run_script(page(), [ADDED + GONE_LINE], page(service("b"), version=200))
     assert (versions(world), world.sleeps) == (["0", "105"], [])
     assert names(world.delivered) == ["Put a", "Put b"]
@@ -204,7 +204,7 @@ async def test_the_first_list_accepts_any_resource_version_even_after_a_failed_r
     assert versions(world) == ["0", "0"]
 
 
-async def test_if_a_paged_list_breaks_off_the_next_request_names_the_resource_version_of_the_first_page() -> None:
+async def test_the_next_request_names_the_resource_version_of_the_first_page_if_a_paged_list_breaks_off() -> None:
     world = await run_script(
         page(service("a"), more="t1"), ApiError(Trouble.UNREACHABLE, "gone"), page(service("b"), version=200), []
     )
@@ -225,7 +225,7 @@ async def test_the_request_after_a_list_that_broke_off_names_the_resource_versio
     assert versions(world) == [*asked, "200"]
 
 
-async def test_if_a_list_of_the_latest_state_of_a_restored_server_breaks_off_the_latest_state_is_requested_again() -> None:
+async def test_the_latest_state_is_requested_again_if_its_list_from_a_restored_server_breaks_off() -> None:
     behind = ApiError.of_status(504, "Too large resource version: 100, current: 42")
     world = await run_script(page(version=100), [GONE_LINE], behind, long_page(42)[:-500], page(version=43), [])
     assert versions(world) == ["0", "100", "latest", "latest"]
@@ -270,7 +270,7 @@ async def test_the_pauses_before_new_lists_grow_if_status_410_gone_repeats() -> 
     assert world.sleeps == sorted(world.sleeps)
 
 
-async def test_repeated_status_410_gone_causes_an_immediate_list_if_the_last_watch_was_open_for_a_long_time() -> None:
+async def test_a_second_410_causes_an_immediate_list_if_the_last_watch_was_open_for_a_long_time() -> None:
     world = await run_script(page(), GONE, page(), [3600.0], GONE, page())
     assert world.sleeps == []
 
@@ -282,7 +282,7 @@ async def test_a_malformed_watch_line_causes_a_list_after_a_pause_and_earlier_li
     assert len(world.sleeps) == 1
 
 
-async def test_an_endless_stream_of_malformed_lines_does_not_cause_lists_without_pauses() -> None:
+async def test_the_pauses_between_lists_grow_if_every_watch_sends_a_malformed_line() -> None:
     script: list[Answer] = [page(), [b"{]\n"]]
     world = await run_script(*script * 6)
     assert world.sleeps == sorted(world.sleeps)
@@ -320,7 +320,7 @@ async def test_a_gateway_timeout_that_names_no_resource_version_causes_no_new_li
 
 
 @pytest.mark.parametrize("trouble", [Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR])
-async def test_after_a_broken_watch_the_resource_version_of_the_server_is_requested(trouble: Trouble) -> None:
+async def test_the_reflector_queries_the_resource_version_of_the_server_after_a_broken_watch(trouble: Trouble) -> None:
     world = await run_script(page(), [ADDED, ApiError(trouble, "broken")], page(version=90), served_versions=[90])
     assert (world.probes, len(world.lists)) == (1, 2)
     assert world.progress[1:4] == ["watching", trouble.value, "expired"]

@@ -56,7 +56,7 @@ def test_a_watch_is_stale_after_the_limit_without_contact_even_if_it_never_had_c
     assert list(scene.staleness.stale()) == [ObjectKind.SERVICE]
 
 
-def test_with_a_limit_of_zero_no_watch_ever_becomes_stale() -> None:
+def test_no_watch_becomes_stale_if_the_limit_is_zero() -> None:
     scene = Scene(limit_s=0)
     scene.clock.now += 1e6
     assert list(scene.staleness.stale()) == []
@@ -135,7 +135,7 @@ async def test_the_wait_for_a_long_list_continues_while_its_pages_arrive() -> No
 
 
 @virtual_time.in_virtual_time
-async def test_contact_with_the_server_by_other_watches_does_not_extend_the_wait_for_a_missing_list() -> None:
+async def test_pages_of_other_lists_do_not_extend_the_wait_for_a_missing_list() -> None:
     assert await give_up_after_s(Lists(SERVICE=(), NODE=range(1000))) == 20
 
 

@@ -230,7 +230,7 @@ async def test_a_watch_line_of_several_megabytes_is_read(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_if_a_server_is_restored_to_an_older_revision_all_objects_are_listed_again(setup: Setup, *, waits: bool) -> None:
+async def test_all_objects_are_listed_again_after_a_server_is_restored_to_an_older_revision(setup: Setup, *, waits: bool) -> None:
     server, sink = setup.server, setup.sink
     backup = copy.deepcopy(server.store)
     server.put(SERVICES, service("late"))

@@ -65,7 +65,7 @@ def test_the_shown_rate_is_the_mean_of_the_last_two_rates() -> None:
 
 
 @pytest.mark.parametrize(("before", "now", "rate"), [(1000, 6, 3.0), (0, 4, 2.0)], ids=["reset", "zero before"])
-def test_after_a_reset_of_its_counters_the_rate_of_a_virtual_server_is_counted_from_zero(
+def test_the_rate_of_a_virtual_server_is_counted_from_zero_after_its_counters_were_reset(
     before: int, now: int, rate: float
 ) -> None:
     scene = Scene()

@@ -287,7 +287,7 @@ async def test_pod_names_are_kept_for_only_a_few_services() -> None:
 
 
 @in_virtual_time
-async def test_the_result_of_a_search_for_problems_changes_as_problems_appear_and_end() -> None:
+async def test_a_search_for_services_with_problems_finds_a_service_only_while_it_has_a_problem() -> None:
     async with _serving() as node:
         for ready, found in ((True, []), (False, ["default/web"]), (True, [])):
             await _put_endpoints(node, endpoint("10.244.0.1", ready=ready))
@@ -561,7 +561,7 @@ async def test_the_page_frees_its_data_some_time_after_its_last_viewer() -> None
 
 
 @in_virtual_time
-async def test_viewers_beyond_the_limit_are_refused_with_a_sentence() -> None:
+async def test_viewers_beyond_the_limit_get_an_error_that_names_the_limit() -> None:
     async with _serving() as node:
         for number in range(counters.MOST_VIEWERS):
             await node.ask("events", viewer=f"v{number:031}")

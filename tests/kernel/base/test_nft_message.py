@@ -1,4 +1,4 @@
-"""The results of transactions, with a fake socket; the answers of a real kernel are covered by the tests of the drivers."""
+"""Covers the results of transactions, with a fake socket. The tests of the drivers cover the answers of a real kernel."""
 
 import errno
 from collections.abc import Mapping

@@ -166,7 +166,7 @@ def test_all_entries_fail_and_none_is_sent_again_if_the_answer_of_the_kernel_is_
     assert "answer was lost" in result(driver, Verb.REMOVE, CLUSTER_IP)[0]
 
 
-def test_if_the_kernel_does_not_have_a_set_type_the_error_names_the_set_type() -> None:
+def test_the_error_names_the_set_type_that_the_kernel_does_not_have() -> None:
     assert result(ipset.IpsetDriver(fake_netlink.refusing(4098)), Verb.ADD, CLUSTER_IP) == (
         "add set KUBE-CLUSTER-IP: this kernel has no set type hash:ip,port: its module is missing or cannot be loaded",
         False,

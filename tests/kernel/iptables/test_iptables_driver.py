@@ -149,7 +149,7 @@ def test_the_listing_of_rules_fails_if_its_program_does_not_end_within_the_time_
         iptables.IptablesDriver(chains=(), jumps=()).observe(Family.IPV4)
 
 
-def test_if_an_iptables_program_is_missing_the_error_says_what_to_install(
+def test_the_error_says_what_to_install_if_an_iptables_program_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -187,7 +187,7 @@ def test_a_family_is_not_usable_if_its_iptables_program_fails(programs: pathlib.
     assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == Refusal("no table nat", is_certain=False)
 
 
-def test_the_version_of_a_program_that_serves_both_families_is_queried_once(programs: pathlib.Path) -> None:
+def test_a_program_is_asked_for_its_version_only_once_if_it_serves_both_families(programs: pathlib.Path) -> None:
     make_program(programs, "xtables-multi", f"echo asked >> {programs}/log; echo iptables v1.8.9")
     for command in ("iptables", "ip6tables"):
         (programs / command).symlink_to(programs / "xtables-multi")

@@ -123,7 +123,9 @@ def test_the_fingerprint_changes_if_a_rule_changes_but_not_if_a_packet_is_counte
 
 
 @pytest.mark.parametrize("family", Family)
-def test_a_socket_that_cannot_be_opened_is_a_kernel_error(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_the_fingerprint_of_a_table_fails_if_no_socket_can_be_opened(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(socket, "socket", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
     with pytest.raises(KernelError, match=r"table nat: Too many open files") as caught:
         RuleChanges().fingerprint(family, "legacy")
@@ -144,7 +146,7 @@ def test_a_trial_of_nf_tables_leaves_no_rule_or_table_behind(family: Family) -> 
     assert ":" not in run(f"{iptables_variant.commands(Variant.NF_TABLES)[family]}-save")
 
 
-def test_nf_tables_does_not_count_as_accepting_rules_if_a_trial_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_nf_tables_fails_if_the_trial_does_not_end_with_the_expected_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for failed in ({}, {0: errno.EOPNOTSUPP}, {2: errno.EPERM}, {-1: errno.ENOENT}):
         monkeypatch.setattr(nft_message, "run", lambda *_, failed=failed: failed)
         assert not iptables_tables.take_rules(Family.IPV4, "nf_tables")

@@ -43,7 +43,8 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
     The code under test also reads this folder in place of /proc.
 
-    The list of legacy tables in the folder has one table. The state of every kernel module is unknown.
+    A file in the folder holds the list of legacy tables, which names only the table ``filter``. The state of every kernel module
+    is unknown.
     """
     monkeypatch.setattr(modules, "module_state", lambda *_: ModuleState.UNKNOWN)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -95,7 +96,7 @@ def test_no_iptables_program_is_started_if_nf_tables_contains_none_of_our_chains
     assert not (programs / "started").exists()
 
 
-def test_if_chains_cannot_be_read_from_the_kernel_an_iptables_program_lists_the_chains(programs: pathlib.Path) -> None:
+def test_an_iptables_program_lists_the_chains_if_they_cannot_be_read_from_the_kernel(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-save", SHOW_SAVED)
     has_chain = Mock(side_effect=KernelError(action="read the chains of IPv4", errno=errno.ENOBUFS))
     assert LeftoverRules(iptables.COMMANDS, programs, has_chain=has_chain).read(NFT, concerns).chains == {CHAIN: 1}
@@ -190,7 +191,7 @@ def test_leftover_rules_of_the_other_variant_are_read_if_its_programs_are_instal
     params=[(variant, family) for variant in Variant for family in Family], ids=lambda one: f"{one[0]}-{one[1].label}"
 )
 def place(request: pytest.FixtureRequest, network_namespace: None) -> RulesPlace:
-    """A variant and a family. Their tables contain rules of kube-proxy's iptables mode and of other programs."""
+    """A variant of iptables and an IP family whose tables contain rules of kube-proxy's iptables mode and of other programs."""
     variant, family = request.param
     run(f"{iptables_variant.commands(variant)[family]}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
     return RulesPlace(variant, family, is_used=False)

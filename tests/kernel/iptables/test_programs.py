@@ -218,7 +218,7 @@ def test_our_chain_is_emptied_but_kept_and_reported_if_a_rule_of_another_program
 
 
 @pytest.mark.parametrize("family", Family)
-def test_both_families_count_as_usable_and_the_trial_write_leaves_no_rules_behind(family: Family) -> None:
+def test_a_successful_trial_write_of_a_usable_family_leaves_no_rules_behind(family: Family) -> None:
     driver = make_driver()
     assert driver.usable(family) is None
     assert driver.try_writing(family) is None

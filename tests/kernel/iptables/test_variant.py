@@ -124,7 +124,7 @@ HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; ex
     ("nft", "legacy", "variant"),
     [("exit 0", "exit 0", NFT), (HAS_NONE, "exit 0", LEGACY), (HAS_NONE, HAS_NONE, NFT), ("exit 4", "exit 0", NFT)],
 )
-def test_if_the_kernel_accepts_rules_of_only_one_variant_this_variant_is_chosen(
+def test_a_variant_is_chosen_if_the_kernel_accepts_only_rules_of_this_variant(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
 ) -> None:
     monkeypatch.setattr(iptables_tables, "take_rules", lambda *_: False)  # so the choice depends on the programs alone

@@ -45,7 +45,7 @@ def virtual_servers(draw: st.DrawFn) -> VirtualServer:
 
 
 def plain(command: int, attributes: list[object]) -> bytes:
-    """The message in the encoding of pyroute2."""
+    """The message as pyroute2 encodes it."""
     expected = ipvs.ipvsmsg()
     expected["cmd"] = command
     expected["version"] = 1

@@ -51,7 +51,8 @@ class Table:
         self.asked: list[int] = []
         self.failing: dict[int, int] = {}
         self.hidden = 0
-        """The number of virtual servers that are added after the kernel has counted, and before it lists, all virtual servers."""
+        """The number of virtual servers that are added between two steps of the kernel: it has counted all virtual servers, but
+        has not listed them yet."""
         self.foreign_protocol = 0
         self.on_destinations: Callable[[], None] = lambda: None
         self.clock_s = 0.0
@@ -367,7 +368,7 @@ def test_a_failed_reading_of_connections_raises_an_error_instead_of_returning_ze
         table.reader.connections(WEB)
 
 
-def test_a_read_of_the_whole_table_adds_up_all_connections_on_request_without_further_system_calls(table: Table) -> None:
+def test_a_read_of_the_whole_table_can_sum_all_connections_without_more_system_calls(table: Table) -> None:
     table.put(WEB, pod(1), pod(2))
     table.put(DNS, pod(3))
     table.read()

@@ -210,7 +210,7 @@ def test_an_address_whose_length_does_not_match_its_family_is_ignored() -> None:
     assert [str(other.address) for other in driver.observe().interface_addresses] == ["0.0.0.0"]
 
 
-def test_if_the_kernel_has_no_dummy_devices_the_error_says_what_is_missing() -> None:
+def test_the_error_says_what_is_missing_if_the_kernel_has_no_dummy_devices() -> None:
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, _),) = fake_netlink.split(data)
         return [fake_netlink.error(sequence, errno.ENODEV if kind == 18 else errno.EOPNOTSUPP)]

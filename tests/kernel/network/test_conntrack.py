@@ -168,7 +168,7 @@ def test_a_flow_is_deleted_even_if_the_pod_is_still_a_real_server_on_another_por
     ],
     ids=["done", "ended before", "refused", "lost"],
 )
-def test_a_flow_that_ended_before_its_deletion_is_not_an_error_and_is_not_counted(
+def test_a_flow_that_ends_before_its_deletion_causes_no_error_and_is_not_counted(
     deletion: Answers, count: int, text: str
 ) -> None:
     table = Table(listed(fake_flow()), deletion=deletion)

@@ -181,7 +181,7 @@ def test_reading_from_a_closed_listener_is_an_error(listener: notify.ChangeListe
         listener.read()
 
 
-def test_an_event_of_an_unknown_interface_counts_as_an_event_of_another_interface(listener: notify.ChangeListener) -> None:
+def test_an_address_change_on_an_unknown_interface_counts_as_a_change_of_other_addresses(listener: notify.ChangeListener) -> None:
     body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 999) + struct.pack("=HH4s", 8, 2, bytes(4))
     assert list(listener._decode(fake_netlink.message(0, body, kind=20))) == [OTHER]
 

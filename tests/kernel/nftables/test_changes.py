@@ -38,7 +38,7 @@ def changes_of(driver: NftDriver) -> NftChanges:
     return driver.changes
 
 
-def test_our_own_changes_do_not_count_as_changes(driver: NftDriver) -> None:
+def test_changes_that_we_make_ourselves_are_not_reported(driver: NftDriver) -> None:
     changes = changes_of(driver)
     assert not changes.read()
     driver.apply([Operation(Verb.ADD, entries(1, 2, 3))])

@@ -92,7 +92,7 @@ def test_the_removal_of_a_table_fails_if_other_programs_keep_changing_tables() -
 
 
 @pytest.mark.parametrize(("number", "is_absent"), [(errno.EINVAL, True), (errno.ENOBUFS, False)])
-def test_a_failed_read_of_tables_counts_as_no_tables_only_if_the_kernel_has_no_nf_tables(
+def test_a_failed_read_of_tables_is_an_error_unless_the_kernel_lacks_nf_tables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, *, is_absent: bool
 ) -> None:
     generation = Mock(side_effect=KernelError(action="read the generation of nf_tables", errno=number))

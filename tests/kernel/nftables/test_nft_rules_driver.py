@@ -290,7 +290,7 @@ def test_no_rules_remain_after_the_check_whether_a_family_is_usable(family: Fami
     assert nft("list", "ruleset") == ""
 
 
-def test_rules_of_a_family_that_the_kernel_does_not_support_are_refused(tmp_path: pathlib.Path) -> None:
+def test_rules_are_refused_if_the_kernel_does_not_support_their_family(tmp_path: pathlib.Path) -> None:
     with contextlib.closing(NftRulesDriver(chains=(), jumps=(), proc=tmp_path)) as made:
         assert made.try_writing(Family.IPV6) == ("the kernel has no IPv6", True)
 

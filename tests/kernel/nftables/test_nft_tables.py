@@ -138,7 +138,7 @@ def test_the_tables_of_other_programs_in_all_families_are_listed_but_our_table_i
     assert set(read()) == {"arp one", "bridge two", "netdev three", "ip6 four"}
 
 
-def test_if_nf_tables_is_not_loaded_there_are_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tables_are_read_if_nf_tables_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules, "may_have_nf_tables", lambda: False)
     assert nft_tables.read_tables() == ()
 

@@ -179,7 +179,7 @@ def test_the_difference_of_a_chain_names_the_first_rule_that_differs(
     assert rules(reconciler, {CHAIN: desired}, {CHAIN: found}) == [f"rules IPv4 chain nat/KUBE-MARK-MASQ {difference}"]
 
 
-def test_missing_and_undesired_chains_and_jumps_are_reported_as_differences(reconciler: Reconciler) -> None:
+def test_chains_and_jumps_are_reported_as_differences_if_they_are_missing_or_undesired(reconciler: Reconciler) -> None:
     other = ChainKey("nat", "KUBE-SERVICES")
     assert rules(reconciler, {CHAIN: (DROP,), other: (DROP, RETURN)}, None, JUMP) == [
         "rules IPv4 chain nat/KUBE-MARK-MASQ: desired 1 rule, observed missing",

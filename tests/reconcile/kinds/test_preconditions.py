@@ -166,7 +166,7 @@ def test_source_ranges_restrict_clients_until_the_virtual_server_is_removed_even
 
 
 def test_an_address_is_not_bound_until_one_of_its_virtual_servers_exists() -> None:
-    """Without a virtual server, any program that listens on this host on the Service's port would answer.
+    """If the address were bound earlier, any program on this host that listens on the Service's port would answer.
 
     The rules do not close the ports of Services.
     """
@@ -323,7 +323,7 @@ def cleanings(operations: list[Operation]) -> list[FlowCleaning]:
 
 
 @pytest.mark.checklist(102)
-def test_flows_are_cleaned_only_after_all_their_virtual_servers_have_lost_the_removed_real_server() -> None:
+def test_flows_are_cleaned_only_after_the_real_server_is_removed_from_all_their_virtual_servers() -> None:
     node = serving(dns("10.244.0.5", "10.244.0.6"))
     lost = builders.backend("10.244.0.6", 53)
     node_port = builders.frontend(builders.NODE_ADDRESS, 30053, Protocol.UDP)

@@ -294,7 +294,7 @@ def test_a_scope_that_is_no_longer_desired_keeps_its_connections_until_they_end(
     assert traces_of(node) == []
 
 
-def test_a_udp_scope_that_is_no_longer_desired_keeps_no_flows() -> None:
+def test_a_udp_scope_is_removed_at_once_despite_open_flows_if_no_service_desires_it() -> None:
     node = node_with()
     port, endpoints = builders.service_port(80, Protocol.UDP), (builders.endpoint(HERE), builders.endpoint(ELSEWHERE))
     slices = builders.endpoint_slice(*endpoints, service="shop", ports=(builders.endpoint_port(80, Protocol.UDP),))

@@ -18,7 +18,7 @@ def table(is_protected: Callable[[str], bool] = lambda _: False) -> Table[str, t
 
 
 def desiring(**numbers: int) -> Table[str, tuple[Owner, int], int]:
-    """A table in which the oldest owner desires these numbers."""
+    """A table in which the owner ``OLD`` desires the given number for each given key."""
     desired = table()
     desired.replace(OLD, {}, {key: (OLD, number) for key, number in numbers.items()})
     return desired
@@ -163,7 +163,7 @@ def test_a_protected_key_is_never_removed_but_is_changed_if_its_desired_value_di
     assert pending(numbers) == ["protected"]
 
 
-def test_comparing_a_large_observation_in_several_steps_gives_the_same_result_as_in_one_step() -> None:
+def test_the_result_for_a_large_observation_does_not_depend_on_the_number_of_steps() -> None:
     desired = {str(number): (OLD, number) for number in range(ITEMS_AT_ONCE)}
     listing = {str(number): 1 for number in range(2 * ITEMS_AT_ONCE)}
     at_once, in_parts = table(), table()

@@ -60,7 +60,7 @@ def test_a_draining_real_server_with_active_or_inactive_connections_is_kept(coun
     assert [drain.connections for drain in drains.with_connections()] == [counts]
 
 
-def test_if_connections_cannot_be_counted_no_drain_ends_and_the_count_is_repeated_later() -> None:
+def test_a_failed_count_of_connections_ends_no_drain_and_is_repeated_later() -> None:
     drains = Judged(ONE, TWO)
     assert drains.see(None, 100) == []
     assert drains.may_remove(KEY, ONE) is False
@@ -68,7 +68,7 @@ def test_if_connections_cannot_be_counted_no_drain_ends_and_the_count_is_repeate
     assert drains.due(100 + SHORTEST_INTERVAL_S) == [KEY]
 
 
-def test_the_connections_of_a_virtual_server_are_read_again_if_no_answer_arrives() -> None:
+def test_the_connection_counts_of_a_virtual_server_are_requested_again_if_no_answer_arrives() -> None:
     drains = Judged(ONE, TWO)
     drains.begin(OTHER, ONE, 100)
     assert drains.due(100) == [KEY, OTHER]
@@ -188,7 +188,7 @@ def test_a_drain_ends_when_its_real_server_is_desired_again_or_its_virtual_serve
     assert drains.may_remove(KEY, TWO) is True
 
 
-def test_the_oldest_drain_is_the_drain_that_has_had_connections_for_the_longest_time() -> None:
+def test_the_age_of_the_oldest_drain_ignores_real_servers_without_connections() -> None:
     drains = Judged(ONE, TWO)
     assert Judged().oldest_age_s(500) == 0
     drains.begin(KEY, THREE, 130)

@@ -61,7 +61,7 @@ def test_a_node_port_in_our_set_proves_that_its_virtual_servers_on_host_addresse
     assert not is_ours(VirtualServerKey(protocol, parse_address("203.0.113.9"), 30080))
 
 
-def test_a_node_port_of_one_family_is_not_a_witness_in_the_other_family() -> None:
+def test_a_node_port_entry_does_not_prove_ownership_in_the_other_family() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080, Family.IPV6)
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(NODE_PORT)
 
@@ -94,7 +94,7 @@ def test_a_node_port_on_a_lost_address_is_ours_if_it_equals_one_of_our_virtual_s
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: observed})(LEFT_BEHIND), "no twin"
 
 
-def test_equal_virtual_servers_prove_nothing_if_they_have_no_real_servers_or_real_servers_on_hosts() -> None:
+def test_a_virtual_server_equal_to_ours_is_not_ours_if_none_of_its_real_servers_is_a_pod() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     for alike in (examples.observed({}), examples.observed({builders.backend(builders.NODE_ADDRESS, 443): 1})):
         found = {NODE_PORT: alike, LEFT_BEHIND: alike}
@@ -128,7 +128,7 @@ def test_a_node_port_proves_ownership_only_on_addresses_that_serve_node_ports(
     assert known(key) == is_ours
 
 
-def test_a_node_port_that_a_former_process_served_on_another_address_is_recognised_by_its_cluster_ip() -> None:
+def test_a_node_port_of_a_former_process_is_ours_if_our_cluster_ip_has_the_same_real_servers() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     host = {*HOST, KEEPALIVED.address}
     found = {KEY: SERVED, NODE_PORT: SERVED, KEEPALIVED: examples.observed({POD: 1})}
@@ -174,7 +174,7 @@ def test_entries_without_an_existing_virtual_server_may_be_removed() -> None:
     assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))
 
 
-def test_entries_of_a_mark_are_witnesses_of_its_virtual_server_but_a_node_port_of_the_same_number_is_not() -> None:
+def test_only_a_mark_entry_of_the_same_mark_and_family_is_a_witness_of_a_virtual_server_by_mark() -> None:
     witnesses = ownership.Witnesses([FirewallMark.of(Family.IPV4, 30080)])
     entries = [mark_entry(FirewallMark.of(family, mark)) for family in Family for mark in (30080, 30081)]
     assert [witnesses.need(entry) for entry in entries] == [True, False, False, False]

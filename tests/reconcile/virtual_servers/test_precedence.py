@@ -86,7 +86,7 @@ def test_the_older_of_two_services_with_equal_precedence_wins(old: Owner, young:
     assert [conflict.reasons for conflict in Survey(tables).conflicts()] == [("is older and has it",)]
 
 
-def test_a_service_whose_role_has_changed_gains_or_loses_the_virtual_server() -> None:
+def test_the_owner_of_a_virtual_server_is_chosen_again_when_the_role_of_a_service_changes() -> None:
     tables = new_claims(by(OLD, SetKind.EXTERNAL_IP), by(YOUNG, SetKind.LOAD_BALANCER))
     assert owner_of(tables) == OLD
     put(tables, by(YOUNG, SetKind.CLUSTER_IP))

@@ -123,7 +123,7 @@ def test_an_object_whose_name_is_invalid_is_rejected_without_a_key() -> None:
         b'{"metadata": {"resourceVersion": "\xff"}, "items": []}',
     ],
 )
-def test_a_body_that_is_not_a_list_is_undecodable_and_the_error_names_the_expected_list(body: bytes) -> None:
+def test_the_error_about_a_body_that_is_not_a_list_names_the_expected_list(body: bytes) -> None:
     with pytest.raises(UndecodableError, match=r"^list of Services: "):
         decode.decode_list(ObjectKind.SERVICE, body)
 
@@ -199,7 +199,7 @@ def test_the_error_about_a_line_that_is_not_a_watch_event_names_the_watch(line: 
         decode.decode_watch_line(ObjectKind.SERVICE, line)
 
 
-def test_an_unknown_watch_event_is_quoted_in_shortened_form() -> None:
+def test_the_error_about_an_unknown_watch_event_quotes_only_the_beginning_of_the_event_type() -> None:
     with pytest.raises(UndecodableError, match=r"event type 'S{32}' is not known$"):
         _line("S" * 1000, SERVICE)
 

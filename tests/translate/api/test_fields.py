@@ -86,7 +86,7 @@ def test_annotations_of_other_programs_are_silently_ignored() -> None:
         ("skip-load-balancer-ips", "false", "skips_load_balancer_ips", False),
     ],
 )
-def test_each_annotation_is_parsed_to_its_value(name: str, text: str, field: str, value: object) -> None:
+def test_the_text_of_each_annotation_is_converted_to_a_value(name: str, text: str, field: str, value: object) -> None:
     parsed, skipped = parse_named({f"ipvsproxy.io/{name}": text})
     assert skipped == []
     assert getattr(parsed, field) == value

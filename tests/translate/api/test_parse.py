@@ -57,7 +57,7 @@ def test_a_service_of_unknown_type_is_served_as_cluster_ip_and_its_unknown_type_
 @pytest.mark.checklist(47)
 @pytest.mark.parametrize("ports", [[{"port": 1234}], [], [{"port": 1234, "protocol": "SCTP"}]])
 @pytest.mark.parametrize("where", [{"clusterIP": "None"}, {"clusterIP": None, "clusterIPs": ["None"]}])
-def test_a_headless_service_is_not_served_and_this_is_not_reported_as_invalid(ports: list[Any], where: dict[str, Any]) -> None:
+def test_a_headless_service_is_valid_but_not_served(ports: list[Any], where: dict[str, Any]) -> None:
     service = _service({"ports": ports} | where)
     assert service.not_served == Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
     assert service.ports == ()
@@ -98,7 +98,7 @@ def test_the_cluster_ips_of_a_dual_stack_service_keep_the_order_of_its_spec() ->
     assert service.cluster_addresses == builders.addresses("fd00:10:96::1", "10.96.0.10")
 
 
-def test_addresses_of_a_family_without_a_cluster_ip_are_reported_but_not_as_invalid() -> None:
+def test_an_address_is_skipped_but_not_invalid_if_its_family_has_no_cluster_ip() -> None:
     spec = {"externalIPs": ["192.0.2.1", "2001:db8::1"]}
     status = {"loadBalancer": {"ingress": [{"ip": "2001:db8::2"}, {"ip": "192.0.2.2"}]}}
     assert _service(spec, status).skipped == (
@@ -199,7 +199,7 @@ def test_a_load_balancer_without_an_ingress_has_no_address(status: dict[str, Any
     assert _service(status=status).options.load_balancer_addresses == ()
 
 
-def test_an_ingress_with_a_host_name_is_not_used_and_not_reported_as_invalid() -> None:
+def test_an_ingress_with_a_host_name_is_valid_but_not_used() -> None:
     service = _service(status={"loadBalancer": {"ingress": [{"hostname": "lb.example"}, {"ip": "1.2.3.4"}]}})
     assert service.options.load_balancer_addresses == builders.addresses("1.2.3.4")
     assert service.skipped == ()

@@ -31,7 +31,7 @@ def _wide_slice(addresses: list[str]) -> EndpointSlice:
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_endpoints_of_a_slice_beyond_the_number_that_the_api_allows_are_not_used(beyond: int) -> None:
+def test_only_the_first_1000_endpoints_of_a_slice_are_used_because_the_api_allows_no_more(beyond: int) -> None:
     parsed = _wide_slice([f"10.{number >> 8}.{number & 255}.1" for number in range(parse.MOST_ENDPOINTS + beyond)])
     assert len(parsed.endpoints) == 1000
     assert parsed.endpoints[-1].address == parse_address("10.3.231.1")
@@ -121,7 +121,7 @@ def test_endpoint_slices_with_equal_ports_share_one_object_for_their_ports() -> 
 
 
 @pytest.mark.parametrize("count", [parse.FEW_PORTS, parse.FEW_PORTS + 1])
-def test_few_ports_and_many_ports_are_parsed_in_the_same_manner(count: int) -> None:
+def test_the_number_of_ports_does_not_change_how_they_are_parsed(count: int) -> None:
     ports = [{"name": f"p{number}", "port": number} for number in range(count)]
     parsed = _slice({"ports": ports})
     assert parsed.ports == tuple(builders.endpoint_port(number, name=f"p{number}") for number in range(1, count))

@@ -61,7 +61,7 @@ def test_the_pod_ranges_of_a_node_come_from_pod_cidr_if_pod_cidrs_is_absent(
         ({"metadata": {"deletionTimestamp": "2026-01-02T03:04:05Z"}}, True),
     ],
 )
-def test_a_node_that_is_being_deleted_or_has_the_taint_for_deletion_is_leaving(
+def test_a_node_counts_as_leaving_if_it_is_being_deleted_or_has_the_taint_for_deletion(
     document: dict[str, Any], *, leaving: bool
 ) -> None:
     assert _node(document).leaving is leaving

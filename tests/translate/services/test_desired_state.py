@@ -67,7 +67,7 @@ def test_a_set_entry_has_only_the_fields_that_the_type_of_its_set_requires() -> 
     ), "or it never equals what the kernel lists"
 
 
-def test_every_object_of_a_state_has_its_service_as_owner() -> None:
+def test_a_service_owns_its_desired_state_and_all_virtual_servers_in_it() -> None:
     state = state_of(service("web", namespace="shop", created_s=7))
     owner = Owner(7, ServiceName("shop", "web"))
     assert state.owner == owner
@@ -144,7 +144,7 @@ def test_a_running_pod_takes_precedence_over_a_terminating_pod_with_the_same_add
         assert backends(state_of(local, *slices), CLUSTER_IP) == {"10.244.0.5:8080"}
 
 
-def test_if_endpoint_slices_contradict_each_other_the_order_of_their_names_decides() -> None:
+def test_the_order_of_names_decides_if_endpoint_slices_contradict_each_other() -> None:
     one, two = (endpoint_slice(endpoint("10.244.0.5", node), suffix=node) for node in (builders.THIS_NODE, OTHER_NODE))
     local = service(internal_local=True)
     assert backends(state_of(local, one, two), CLUSTER_IP) == backends(state_of(local, two, one), CLUSTER_IP) == set()
@@ -182,7 +182,7 @@ BETTER_ELSEWHERE = [*map(draining, TWO), endpoint("10.0.1.4", OTHER_NODE)]
         ({"external_local": True}, BETTER_ELSEWHERE, {4}, {2, 3}),
     ],
 )
-def test_traffic_goes_to_the_ready_endpoints_that_its_policy_allows_or_else_to_terminating_endpoints(
+def test_traffic_goes_to_terminating_endpoints_only_if_its_policy_allows_no_ready_endpoint(
     policy: dict[str, bool], endpoints: list[Endpoint], internal: set[int], external: set[int]
 ) -> None:
     web = service("web", service_port(node_port=30080), external=["192.0.2.1"], **policy)  # type: ignore[arg-type]  # names of policies
@@ -323,7 +323,7 @@ def test_every_bound_address_has_an_entry_in_the_set_of_addresses_and_a_virtual_
     assert set(state.rare.refused) <= state.virtual_servers.keys()
 
 
-def test_a_very_large_service_is_translated_in_several_steps_with_all_of_its_addresses() -> None:
+def test_a_very_large_service_keeps_all_addresses_when_it_is_translated_in_several_steps() -> None:
     many = [f"192.0.{number >> 8}.{number & 255}" for number in range(2, 2 + 3 * ITEMS_AT_ONCE)]
     large = service(external=many)
     assert 3 <= len(list(desired_state.translating(large, (HERE,), builders.node_view(), Settings()))) <= 10

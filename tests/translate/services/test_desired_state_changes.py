@@ -85,7 +85,7 @@ def _slice(*addresses: str, ports: dict[str, int] | None = None, node: str = OTH
 def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) -> dict[int, set[str]]:
     """The real servers whose flows may continue; the key is the service port.
 
-    Flows of ports that are not in the result are not cleaned at all.
+    If a service port is missing in the result, no flow of this port is deleted.
     """
     state = state_of(service("dns", *ports), *slices)
     for flow, keep in state.rare.flows.items():

@@ -257,7 +257,7 @@ def test_a_node_outside_the_source_ranges_may_not_itself_use_the_load_balancer_a
 
 
 @pytest.mark.parametrize("ranges", [("10.0.0.0/8", "0.0.0.0/0"), ("2001:db8::/32",), ()])
-def test_a_source_range_of_all_addresses_or_of_the_other_family_restricts_no_client(ranges: tuple[str, ...]) -> None:
+def test_source_ranges_admit_all_clients_if_one_has_all_addresses_or_none_is_of_the_same_family(ranges: tuple[str, ...]) -> None:
     state = _on_a_node_without_addresses(_load_balancer(*ranges))
     assert members(SetKind.LOAD_BALANCER, state) == {"1.2.3.4,tcp:80"}
     for kind in (SetKind.LOAD_BALANCER_FIREWALL, SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP):

@@ -177,7 +177,7 @@ def test_all_tunnel_packets_are_dropped_if_no_other_node_is_known() -> None:
 
 @pytest.mark.parametrize("family", Family)
 @pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
-def test_tunnelled_packets_of_unknown_senders_are_dropped_before_any_node_is_annotated(family: Family, backend: Backend) -> None:
+def test_tunnelled_packets_of_unknown_senders_are_dropped_even_if_no_node_is_annotated(family: Family, backend: Backend) -> None:
     skeleton = build_skeleton(family, dataclasses.replace(ON, backend=backend), _view(tunnel_ends={}), frozenset(), ())
     outer = {Family.IPV4: "ipencap", Family.IPV6: "ipv6"}[family]
     dropped = f"-p {outer} -m addrtype --dst-type LOCAL -j DROP"
@@ -186,7 +186,7 @@ def test_tunnelled_packets_of_unknown_senders_are_dropped_before_any_node_is_ann
 
 
 @pytest.mark.parametrize("device", ["tunl0", "eth0"])
-def test_without_direct_return_only_tunnel_devices_that_an_earlier_process_left_up_are_guarded_by_rules(device: str) -> None:
+def test_rules_guard_only_tunnel_devices_that_an_earlier_process_left_up_if_direct_return_is_off(device: str) -> None:
     left = Settings(guards_tunnels=True)
     view = view_node(left, builders.THIS_NODE, None, [InterfaceAddress(device, parse_address("10.0.0.1"), 32)], ())
     chains = build_skeleton(Family.IPV4, left, view, frozenset(), ()).chains

@@ -132,7 +132,7 @@ def test_the_address_of_an_api_server_stays_refused_after_the_api_server_has_dis
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", builders.NODE_ADDRESS])
-def test_on_an_address_of_this_node_only_the_port_of_the_api_server_is_refused(address: str) -> None:
+def test_only_the_port_of_the_api_server_is_refused_on_an_address_of_this_node(address: str) -> None:
     view = node_view(api_servers=frozenset({builders.backend(address, 6443)}))
     assert refusal.admit(service("10.96.0.10", address, port=6443), view, SETTINGS)[1]
     assert refusal.admit(service("10.96.0.10", address, port=80), view, SETTINGS)[1] == ()
