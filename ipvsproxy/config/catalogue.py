@@ -73,7 +73,7 @@ OWN = (
     ),
     several("ipvs-sysctls", "ipvsSysctls", "ipvs_sysctls", placeholder="NAME=VALUE,...").explained(
         "Values below net.ipv4.vs: sloppy_sctp, sloppy_tcp (0 or 1), conn_lfactor, svc_lfactor (-8 to 8, on Linux 7.1). "
-        "Others stay as they are."
+        "Those that are not given stay unchanged."
     ),
     several(
         "ipvs-allow-service-addresses", "allowServiceAddresses", "translation.allowed_addresses", placeholder="CIDR,..."
@@ -88,7 +88,7 @@ OWN = (
         "The bits of packet marks for traffic scopes; no other program may write them. 14 bits suffice for 16383 Service ports."
     ),
     text("ipvs-direct-return", "directReturn", "drivers.direct_return", "off", choices=tuple(DirectReturn)).explained(
-        "Whether the annotation ipvsproxy.io/direct-return has its effect: endpoints of all nodes answer clients directly (on)."
+        "Whether the annotation ipvsproxy.io/direct-return takes effect (on): endpoints of all nodes answer clients directly."
     ),
     text("service-annotations", "serviceAnnotations", "translation.annotations", "all", "all|none|NAME,...").explained(
         "Which annotations of Services apply: all, none, or names without ipvsproxy.io/, such as scheduler,weights."
@@ -121,7 +121,7 @@ OWN = (
         "Export traffic metrics for each endpoint, too, not only for each Service port."
     ),
     boolean("ui", "ui", "servers.ui", default="true").explained(
-        "Show this node as a page at /ui/ of the metrics server, which ipvsproxy top needs as well."
+        "Show this node as a page at /ui/ of the metrics server; ipvsproxy top needs this option, too."
     ),
 )
 """Options that kube-proxy does not have.
@@ -251,14 +251,14 @@ WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
         text("", "clientConnection.acceptContentTypes"),
         text("kube-api-content-type", "clientConnection.contentType", "", PROTOBUF, empty_is_unset=True),
     ),
-    "Three watches need no rate limit; events have their own.": (
+    "The three watches need no rate limit; events have a rate limit of their own.": (
         Option(Kind.NUMBER, "kube-api-qps", "clientConnection.qps", default="5", empty_is_unset=True),
         integer("kube-api-burst", "clientConnection.burst", default="10", minimum=0, empty_is_unset=True),
     ),
     "Known objects need no refresh; the watches report each change.": (
         duration("config-sync-period", "configSyncPeriod", default="15m0s", above=0, empty_is_unset=True),
     ),
-    "No metric is hidden. Takes MAJOR.MINOR of any version.": (
+    "No metric is hidden. The value has the form MAJOR.MINOR; every version is accepted.": (
         text("show-hidden-metrics-for-version", "showHiddenMetricsForVersion"),
     ),
     "IPVS never serves node ports on localhost.": (

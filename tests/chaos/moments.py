@@ -38,7 +38,7 @@ class Moment(enum.Enum):
     LOCKED_RESTART = "restart while another program holds the xtables lock"
     NATIVE_RULE = "native nft rule in a table of iptables"
     BLINKING_ADDRESS = "address that disappears for a moment"
-    SILENT_PROXY = "silent proxy before the API server"
+    SILENT_PROXY = "silent proxy in front of the API server"
     FULL_RELOAD = "reload under ENOBUFS"
     STALLED_LOG = "the reader of the log stalls"
     FULL_DESCRIPTORS = "descriptors at the limit"

@@ -62,7 +62,7 @@ def _histogram(
 SYNC_DURATION = _histogram(f"{_SYNC}_duration_seconds", "How long a sync took.", FAST_S, *BY_FAMILY)
 PROGRAMMING_DURATION = _histogram(
     "kubeproxy_network_programming_duration_seconds",
-    "Time from a change of endpoints, which an annotation gives, until this change was programmed.",
+    "Time from a change of endpoints (an annotation of the EndpointSlice has this time) until this change was programmed.",
     SLOW_S,
     *BY_FAMILY,
 )
@@ -96,7 +96,7 @@ REQUEST_DURATION = _histogram(
 
 PHASE_DURATION = _histogram(
     "ipvsproxy_sync_phase_duration_seconds",
-    "Time of a sync by phase; the phase waiting is the age of the oldest change when the sync began.",
+    "Time of a sync by phase; phase=waiting is the age of the oldest change when the sync began.",
     FAST_S,
     "phase",
     at_zero=[(phase,) for phase in PHASES],
@@ -161,7 +161,9 @@ OTHER_BACKEND_LEFT = _gauge(
     "ipvsproxy_other_backend_left",
     "Whether sets or the table of ipvsproxy remain in the unused --rules-backend, because their removal failed.",
 )
-UNOPENED_PORTS = _gauge("ipvsproxy_health_check_ports_unopened", "Health-check node ports that could not be opened, by address.")
+UNOPENED_PORTS = _gauge(
+    "ipvsproxy_health_check_ports_unopened", "Health-check node ports that could not be opened, counted once per address."
+)
 VIRTUAL_SERVERS = _gauge("ipvsproxy_virtual_servers", "Virtual servers of ipvsproxy.", *BY_FAMILY)
 REAL_SERVERS = _gauge("ipvsproxy_real_servers", "Real servers of ipvsproxy.", *BY_FAMILY)
 TUNNELS = _gauge(
@@ -185,7 +187,7 @@ WITHOUT_SCOPE = _gauge(
 DRAINS = _gauge("ipvsproxy_drains", "Real servers that drain: they keep their connections and get no new connections.")
 WAITING_REMOVALS = _gauge(
     "ipvsproxy_waiting_removals",
-    "Real servers at weight 0 without connections that wait for their removal.",
+    "Real servers at weight 0 that have no connections and wait for their removal.",
 )
 OLDEST_DRAIN_AGE = _gauge("ipvsproxy_oldest_drain_age_seconds", "Age of the oldest drain.")
 WATCH_CONNECTED = _gauge("ipvsproxy_watch_connected", "Whether a watch is open.", "kind")
@@ -197,7 +199,9 @@ WATCH_RESTARTS = _counter("ipvsproxy_watch_restarts_total", "Restarts of lists a
 
 TRAFFIC_LISTED = _gauge("ipvsproxy_traffic_listed", "Service ports and endpoints with separate traffic series.", "kind")
 TRAFFIC_UNLISTED = _gauge(
-    "ipvsproxy_traffic_unlisted", "Service ports and endpoints beyond the limit, with common series for their traffic.", "kind"
+    "ipvsproxy_traffic_unlisted",
+    "Service ports and endpoints without separate traffic series, because there are more than the limit.",
+    "kind",
 )
 OPEN_CONNECTIONS = _gauge(
     "ipvsproxy_endpoint_open_connections",
