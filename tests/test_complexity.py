@@ -1,4 +1,6 @@
-"""The cost of a change, from the watch line to the bytes for the kernel, in messages and executed lines; no test measures time.
+"""Covers how many messages and executed lines a change costs, from the watch line to the bytes for the kernel.
+
+No test measures time.
 
 The tests run the program's own code for decoding, translation, reconciliation and encoding; they replace only the sockets. The
 number of messages must not depend on the number of Services, or on the number of endpoints of a Service. If a tenant writes a

@@ -248,7 +248,7 @@ def test_each_kustomize_component_makes_the_change_that_its_name_says(manifests:
 
 
 @pytest.mark.parametrize("folder", [folder for folder in BUILT if folder != "monitoring"])
-def test_one_field_sets_the_image_of_every_container_by_digest(manifests: pathlib.Path, folder: str) -> None:
+def test_a_digest_in_the_image_component_applies_to_the_image_of_every_container(manifests: pathlib.Path, folder: str) -> None:
     pinned = f"registry.example.com/ipvsproxy:0.1.0@sha256:{'0' * 64}"
     with (manifests / "components/image/kustomization.yaml").open("a") as file:
         file.write(f"    newName: registry.example.com/ipvsproxy\n    digest: sha256:{'0' * 64}\n")

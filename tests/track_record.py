@@ -35,7 +35,10 @@ class Row(NamedTuple):
 
 
 def rows(page: str) -> list[Row]:
-    """Read the rows of all tables of the page. In the table without symptoms, the command of a row is a test."""
+    """Read the rows of all tables of the page.
+
+    If a row has no symptom, its command is the test that would find the fault today.
+    """
     cells = [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in page.splitlines() if line.startswith("| ")]
     return [Row(fault, found_by, *map(_code, (*rest, "")[:3])) for fault, found_by, *rest in cells if _code("".join(rest))]
 
@@ -56,7 +59,7 @@ def unpack(commit: str) -> pathlib.Path:
 
 def run(row: Row, *, mended: bool) -> str:
     """Run the command of a row; returns a description of the problem, or an empty text if there is no problem."""
-    environment = os.environ | {"IPVSPROXY_TEST_THOROUGH": "1"}  # a test that is skipped finds no fault
+    environment = os.environ | {"IPVSPROXY_TEST_THOROUGH": "1"}  # run thorough tests, too, because a skipped test finds no fault
     if not mended:
         folder = str(unpack(row.commit))
         if re.search(r"(^| )scripts/", row.command):

@@ -130,7 +130,10 @@ class Inspected:
     source: sources.Source
 
     async def targets(self) -> tuple[Targets, Sequence[str]]:
-        """The pods behind endpoints, and, if the names of the pods cannot be read, the reason."""
+        """The pods behind endpoints.
+
+        If the names of the pods cannot be read, the mapping is empty, and the sequence has the reason.
+        """
         try:
             return await self.source.targets(), ()
         except sources.ApiError as error:

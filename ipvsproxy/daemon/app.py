@@ -210,7 +210,7 @@ class _Node(Watcher):
         variants = {family: program.variant for family, program in self.programs.items()}
         told: tuple[str, ...] = ()
         while True:
-            with contextlib.suppress(KernelError):  # the rules are read again after the next audit
+            with contextlib.suppress(KernelError):  # a failed reading is repeated after the next audit
                 found = await asyncio.to_thread(iptables_tables.host_ports_before_services, variants)
                 rules = ", ".join(found)
                 message = f"hostPort rules ({rules}) take their ports from all Services: {iptables_tables.HOST_PORTS_REMEDY}"

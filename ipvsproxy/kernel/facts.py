@@ -61,7 +61,7 @@ class Loopback(NamedTuple):
 
 
 NO_TROUBLE = Loopback()
-"""The state of ``lo`` on nearly every host."""
+"""The state of ``lo`` on nearly every host: ``lo`` is up, and is not known to be managed by systemd-networkd."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +74,11 @@ class Facts:
     ``listeners`` are the programs that listen on the TCP ports that ipvsproxy needs. If IPVS cannot be read, ``observation`` is
     empty, ``timeouts`` is None, and ``unreadable`` has the reason. ``bridges`` are the names of the Linux bridges. ``mark_rules``
     are rules of other programs that write a packet's mark before IPVS sees the packet. ``backend`` is the backend that holds
-    rules and sets; None means that the kernel did not answer. ``other_backend`` describes our objects in the unused backend;
-    empty if there are none, or if the unused backend could not be read. ``unread_tables`` has a reason for each part of
-    ``chains`` and ``tables`` that could not be read. ``unread_backend`` says why the unused backend could not be read; it is
-    empty if the unused backend could be read. ``lacks`` are the optional features that this kernel does not have. ``host_ports``
-    says where hostPort rules have precedence over our rules.
+    rules and sets; None means that the kernel did not answer. ``other_backend`` describes our objects in the unused backend; it
+    is empty if there are no such objects, or if the unused backend could not be read. ``unread_tables`` has a reason for each
+    part of ``chains`` and ``tables`` that could not be read. ``unread_backend`` says why the unused backend could not be read; it
+    is empty if the unused backend could be read. ``lacks`` are the optional features that this kernel does not have.
+    ``host_ports`` says where hostPort rules have precedence over our rules.
     """
 
     release: str

@@ -207,5 +207,8 @@ def _plain(packed: bytes, size: int) -> Mapping[bytes, int]:
 
 
 def plain(weights: Mapping[RealServerKey, int]) -> Mapping[bytes, int]:
-    """The weights by the plain bytes of each key; looking up many keys in this mapping is faster than in ``weights``."""
+    """A mapping from the plain bytes of each real-server key to its weight.
+
+    Looking up many keys in this mapping is faster than in ``weights``.
+    """
     return weights.plain() if isinstance(weights, EvenWeights | UnevenWeights) else cast("Mapping[bytes, int]", weights)

@@ -41,7 +41,8 @@ class Side(enum.Enum):
 class SetMatch(NamedTuple):
     """A match on the set with this name.
 
-    ``sides`` has one side for each dimension of the set, in the order of the set's dimensions.
+    For each dimension of the set, in the order of the dimensions, ``sides`` says which address or port of the packet is looked
+    up.
     """
 
     set: str

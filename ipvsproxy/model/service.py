@@ -311,7 +311,8 @@ Event = Put | Gone | ListStarted | Listed | Rejected | ApiServersFound
 
 
 REMEMBERED_S = 2.0**40
-"""A time in seconds since the epoch, later than the creation of any Service.
+"""The number of seconds that is added to the creation time of a remembered Service. As a time since the epoch, it is later than
+the creation of any Service.
 
 Floats of this size can still distinguish times that are less than 1 ms apart.
 """

@@ -159,7 +159,7 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
 
 @KernelKind("real_server", DriverName.IPVS, one="real server")
 class RealServers(NamedTuple):
-    """One or more real servers of one virtual server that have the same observed or desired weight (0: no new connections).
+    """One or more real servers of the same virtual server, all with the same observed or desired weight (0: no new connections).
 
     If all real servers of a new virtual server have weight 1 and no thresholds, ``keys`` is the virtual server's
     ``EvenWeights`` object. Sharing this object saves time when ipvsproxy starts and adds very many real servers. ``stays`` means

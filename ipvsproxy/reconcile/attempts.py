@@ -160,7 +160,7 @@ class Pace:
         self._removed = _Window(KEPT_S)
 
     def note(self, *, added: int, removed: int, now: float) -> None:
-        """Record added and removed real servers, including real servers that were removed together with their virtual server."""
+        """Record how many real servers were added and removed, including those removed together with their virtual server."""
         if added:
             self._added.add(added, now)
         if removed:

@@ -155,7 +155,7 @@ class Reconciler:
     # Draining.
 
     def drains_due(self, now: float) -> Collection[VirtualServerKey]:
-        """The virtual servers with a draining real server whose connections should be read now."""
+        """The virtual servers whose connection counts should be read now, because one of their real servers is draining."""
         return self._drains.due(now)
 
     def noting_connections(

@@ -136,7 +136,10 @@ class Survey:
 
     @property
     def settings_given_up(self) -> Mapping[str, str]:
-        """The settings that could not be written and have not changed since, as paths with the reason for each path."""
+        """Maps the path of each setting that could not be written to the reason.
+
+        Settings that have changed since then are left out.
+        """
         return self._tables.of_sysctls.given_up
 
     def unmet_settings(self) -> Mapping[str, str]:

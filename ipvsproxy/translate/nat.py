@@ -114,8 +114,8 @@ def by_mark(family: Family, settings: Settings, view: NodeView, occupied: Abstra
 def by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRules:
     """The masquerading rules that match the destination that the client has chosen, instead of a packet mark.
 
-    Before IPVS, ``KUBE-SERVICES`` only accepts a connection to a Service address or node port, so that no rule of another program
-    redirects the connection.
+    Before IPVS, ``KUBE-SERVICES`` sets no mark. It accepts each connection to a Service address or node port, so that no rule of
+    another program redirects the connection.
     """
     target = masquerade(family, settings)
     kept = (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL)

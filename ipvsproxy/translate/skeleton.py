@@ -95,7 +95,7 @@ SCOPE_JUMPS: tuple[Jump, ...] = (
 )
 DIRECT_JUMPS: tuple[Jump, ...] = (Jump("mangle", "POSTROUTING", DIRECT_ANSWERS, "ipvsproxy direct return"),)
 JUMPS: tuple[Jump, ...] = (*KUBE_PROXY_JUMPS, *SCOPE_JUMPS, *DIRECT_JUMPS)
-"""The jumps to our chains. An absent jump is inserted at the head of its chain, in this order."""
+"""The jumps to our chains. Absent jumps are inserted in this order, each at the head of its chain."""
 
 
 _OF_KNOWN_CONNECTIONS = (ConnectionState.RELATED, ConnectionState.ESTABLISHED)
@@ -180,9 +180,9 @@ def _scope_chains(
 ) -> Mapping[ChainKey, tuple[Rule, ...]]:
     """The rules that distinguish clients of this node from other clients, at external addresses with traffic policy Local.
 
-    The number of rules for second scopes grows only with the number of pod ranges.
+    The number of these rules grows only with the number of pod ranges.
 
-    A pod that may be on another node counts as a client from outside. The packets of a pod that may be on this node are not
+    A pod counts as a client of this node only if it is certainly on this node. If a pod may be on this node, its packets are not
     dropped. If the rules cannot distinguish pods from other clients, only this host's own packets get a mark, and no packets are
     dropped. Packets are marked in the table ``mangle``, because the kernel allows marks in this table, and because ``nat`` and
     IPVS process packets later.

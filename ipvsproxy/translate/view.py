@@ -157,8 +157,8 @@ def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family,
 def without_local_pods(settings: Settings, pod_networks: Sequence[Network]) -> frozenset[Family]:
     """The served families in which rules cannot recognise this node's pods, because only other families have pod ranges.
 
-    In these families, traffic to cluster IPs is masqueraded as it is without local detection. ``pod_networks`` are the Node's
-    ``spec.podCIDRs``.
+    In these families, traffic to cluster IPs is masqueraded by the same rules as if there were no local detection.
+    ``pod_networks`` are the Node's ``spec.podCIDRs``.
     """
     match settings.detect_local:
         case LocalMode.CLUSTER_CIDR:

@@ -34,7 +34,7 @@ cli.load_module("ipvsproxy.daemon.app")
 cli.load_module("ipvsproxy.daemon.sources.watch")
 os._exit(0)
 """
-"""A program that imports the modules that a start of ipvsproxy imports, and ends at once."""
+"""A program that imports the same modules as a start of ipvsproxy, and then ends at once."""
 _NEVER_BEFORE = 20_000
 """The gap between the numbers of the first pods and the numbers of new pods, so that a new pod gets an address that no first pod
 had."""

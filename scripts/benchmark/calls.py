@@ -16,8 +16,8 @@ from ipvsproxy.kernel.base import netlink, sockets
 from ipvsproxy.kernel.network import notify
 
 SENDS, RECEIVES, QUESTIONS, HEARD = NETLINK = ("sends", "receives", "questions", "heard")
-"""Names of the counts. ``questions`` counts ``getsockopt`` on any socket; ``heard`` counts calls on the sockets that receive the
-kernel's notifications about interfaces, addresses and routes."""
+"""The names under which calls on netlink sockets are counted. ``questions`` counts ``getsockopt`` on any socket; ``heard`` counts
+calls on the sockets that receive the kernel's notifications about interfaces, addresses and routes."""
 _IO = pathlib.Path("/proc/self/io")
 _reads_before = itertools.count()
 

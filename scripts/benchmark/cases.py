@@ -293,7 +293,7 @@ def _change(services: int, endpoints: int, *, quick: bool = True) -> Case:
 
 
 def _figures(size: tuple[int, int], *, quick: bool) -> Case:
-    """Measures single changes, first connections of new Services, and churn, and then replays their messages."""
+    """Measures single changes, first connections of new Services, and churn, and replays their messages."""
     services, endpoints = size
     name = f"figures {services}x{endpoints}"
     return _steady(
@@ -412,7 +412,7 @@ def _one_more(size: tuple[int, int], *, quick: bool) -> Case:
 
 
 def _scopes(repeats: int) -> Case:
-    """Measures load balancers alternately with and without second scopes: a start, and single changes of endpoints."""
+    """Measures starts and changes of load-balancer Services, alternately with one scope and with two scopes."""
     flags = [[f"--ipvs-traffic-scopes={name}"] for name in ("kube-proxy", "api")]
     services, endpoints, *_ = BALANCED
     starts = [("cold", {"pages": BALANCED, "times": False, "flags": one}) for one in flags]
@@ -576,7 +576,10 @@ def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repe
 
 
 def _rows_in_turn(name: str, sides: Mapping[str, Side], measured: Sequence[str], found: Sequence[Found]) -> Iterator[Row]:
-    """``measured`` has the name of the side for each measurement in ``found``. The first start of a side is recorded."""
+    """``measured`` has the name of the side for each measurement in ``found``.
+
+    The first measurement of each side is the start whose messages the replays of that side repeat.
+    """
     walls = dict[str, float]()
     for side, given in sides.items():
         first, *rounds = (one for one, its_side in zip(found, measured, strict=True) if its_side == side)
@@ -622,7 +625,9 @@ def _own(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def _own_backends(repeats: int) -> Case:
-    """Measures starts without a kernel, alternately with each backend, to get the program's own time for each backend's messages.
+    """Measures how much processor time ipvsproxy itself needs for a start with each backend.
+
+    The starts run without a kernel, and alternate between the backends.
 
     The kernel must have nf_tables.
     """

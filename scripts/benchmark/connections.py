@@ -2,9 +2,9 @@
 
     python -m scripts.benchmark.connections
 
-reads one address per line, and answers with the time at which the connection was made and the duration of the last attempt. All
-pods of the workload are in another namespace, which accepts connections to each address of a pod. The namespace of the pods
-exists as long as this process.
+reads one address per line. It answers each address with the time at which the connection was made, and with the duration of the
+last attempt. All pods of the workload are in another namespace, which accepts connections to each address of a pod. The namespace
+of the pods exists as long as this process.
 """
 
 import asyncio

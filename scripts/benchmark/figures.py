@@ -133,7 +133,7 @@ def beside_kernel(name: str, found: Sequence[Found]) -> Iterator[Row]:
 
 
 def rolling(found: Sequence[Found]) -> Iterator[Row]:
-    """The table rows of the benchmark in which each event changes one of a Service's thousand endpoints."""
+    """The table rows of the case "rolling": each event changes one of the thousand endpoints of a Service."""
     seen = found[0]["rolling"]
     yield Row("rolling", "operations per slice event, median", seen["operations_p50"], 3)
     yield Row("rolling", "operations per slice event, most", seen["operations_most"])

@@ -83,7 +83,10 @@ def find(command: str, *, directory: pathlib.Path, empty: Sequence[pathlib.Path]
 
 
 def compared(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The figures of ipvsproxy and of kube-proxy, and the ratio of kube-proxy's to ipvsproxy's figure, by name."""
+    """Names with numbers: each figure of ipvsproxy and of kube-proxy, and the ratio of the two.
+
+    The ratio is kube-proxy's figure divided by ipvsproxy's figure.
+    """
     for key, figure in FIGURES:
         yield f"ipvsproxy: {figure}", ours[key]
         yield f"kube-proxy: {figure}", theirs[key]

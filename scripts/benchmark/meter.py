@@ -43,8 +43,8 @@ class Meter:
 
     A process has only one ``Meter``.
 
-    Without ``times``, only the kernel's part is timed: the system calls that send changes and receive answers. For single
-    changes, reading further clocks would add a tenth to the figure, or a quarter on the test kernel, where each clock reading
+    Without ``times``, only the kernel's part is timed: the system calls that send changes and receive answers. Timing further
+    parts would add 10 % to the measured time of a single change, or 25 % on the test kernel, where each reading of the clock
     takes 17 µs. ``acknowledged_s`` contains, for each batch, the time at which the batch's last system call ended.
     """
 

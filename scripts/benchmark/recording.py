@@ -1,4 +1,4 @@
-"""The netlink messages of a run, in a file, for ``replay``.
+"""Records the netlink messages of a run in a file, which ``replay`` reads.
 
 At most 1 MiB of messages is kept in memory, because more would increase the measured memory, page faults and time of the program.
 """

@@ -239,7 +239,9 @@ class _Steady:
         }
 
     async def nodes(self, changes: int) -> Figures:
-        """Deletes and adds a Node with endpoints of each Service, and adds and deletes another Node, repeatedly.
+        """Measures repeated deletions and additions of two Nodes.
+
+        One Node has endpoints of each Service, and the other Node has no endpoints.
 
         Both Nodes take part in direct return.
         """

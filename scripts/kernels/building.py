@@ -264,7 +264,7 @@ def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def deferred_stops() -> Iterator[None]:
-    """Delay a request to stop until the end of the block.
+    """Delay the signals that stop this program until the ``with`` block ends.
 
     A signal during Popen would leave a running program that is not known to the caller. If this process ends, the started program
     ends as well, but the compilers that make has started continue.

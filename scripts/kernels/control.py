@@ -74,7 +74,7 @@ def directory(command: list[str], mounts: list[str], iptables: str | None) -> It
         iptables: the variant of iptables that the command gets; None means the host's variant.
 
     Raises:
-        NoKernelError: the working directory would not be visible.
+        NoKernelError: the command needs a directory in /run, or /tmp itself; both are empty where the command runs.
     """
     with tempfile.TemporaryDirectory(prefix="ipvsproxy-kernel-") as name:
         control = pathlib.Path(name)

@@ -28,7 +28,7 @@ class InterruptedRun(Exception):  # noqa: N818 - this is a request to stop, not 
 
 
 def raise_on_signals() -> None:
-    """Turn the first request to stop into InterruptedRun; later requests do not interrupt the clean-up."""
+    """Make the first stop signal raise InterruptedRun; later signals do not interrupt the clean-up."""
     for number in STOPS:
         signal.signal(number, _interrupt)
 

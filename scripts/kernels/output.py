@@ -31,7 +31,7 @@ def pass_on(routes: dict[int, int], deadline: float | None) -> None:
 
 
 def follow(routes: dict[int, int], process: subprocess.Popen[bytes], deadline: float | None) -> None:
-    """Copy data that a process appends to files until the process has ended, then close the files.
+    """Copy from each file to its target while a process appends to the files. Close the files after the process has ended.
 
     The keys of ``routes`` are the files, and the values are the targets of the copies.
 

@@ -55,7 +55,7 @@ BLINKING_CLIENT = "172.18.1.51"
 
 
 def _restart_under_lock(life: "History") -> None:
-    """Another program holds the xtables lock for longer than iptables waits; meanwhile, the program starts again."""
+    """Another program holds the xtables lock for longer than iptables waits, and meanwhile ipvsproxy restarts."""
     with moments.held_lock():
         life.restart()
         time.sleep(moments.HELD_S)
@@ -63,7 +63,7 @@ def _restart_under_lock(life: "History") -> None:
 
 
 def _live_beside_native_rule(life: "History") -> None:
-    """A table of iptables cannot be listed, first while the program runs, then while the program starts.
+    """While a table of iptables cannot be listed, API objects change, and then the program restarts.
 
     Changes must be applied to all kernel objects except the rules, and ``/healthz`` must report the fault.
     """

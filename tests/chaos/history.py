@@ -213,7 +213,7 @@ class History:
         self.change()
 
     def _fault(self) -> None:
-        """Make netlink requests fail: once, sometimes, or mostly."""
+        """Make a single netlink request fail, or a small or large share of the requests."""
         order = Order(next(self._kinds), self._dice.choice([0.1, 0.6]), once=self._dice.random() < 0.4)
         self.note(f"netlink fails: {order.kind.value}, {'once' if order.once else f'share {order.share}'}")
         before = self.faults.injected()
@@ -229,7 +229,7 @@ class History:
         self.note(f"netlink has failed: {injected.total()} times")
 
     def _lock(self) -> None:
-        """Hold the xtables lock."""
+        """Hold the xtables lock while objects change, and for up to 7 s after that."""
         self.note("the xtables lock is held")
         self.figures.locks += 1
         with moments.held_lock():
@@ -302,7 +302,7 @@ class History:
         )
 
     def _live_with_drift(self) -> None:
-        """Run all drift steps up to the next step of another kind; requests may be lost."""
+        """Run all drift steps that come before the next step of another kind. Clients may lose requests during these steps."""
         while self._steps and self._steps[0] in HARMFUL:
             if self._steps.pop(0) == "drift":
                 self._drift(next(self._drifts))

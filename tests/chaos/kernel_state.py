@@ -85,8 +85,12 @@ def _interface_addresses() -> Iterable[InterfaceAddress]:
 
 
 def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
-    """The observed state, limited to these sections. Objects of the other backend are in separate rows."""
-    needs_sets = "virtual_servers" in sections and "ipsets" not in sections  # in the form of the recordings, each mark has a name
+    """The observed state, limited to these sections.
+
+    Objects of the other backend are in separate rows.
+    """
+    # ``without_marks`` finds the address of each mark in the sets
+    needs_sets = "virtual_servers" in sections and "ipsets" not in sections
     state = scope_rows.without_marks(golden_state.read_state((*sections, "ipsets") if needs_sets else sections, backend))
     if needs_sets:
         del state["ipsets"]

@@ -1,6 +1,6 @@
 """Drift of rules and sets in nftables, caused with ``nft``: an equivalent of each kind of drift in iptables and ipset.
 
-The state has the form of the recordings, as in ``drift``.
+The argument ``state`` is the present kernel state in the form of kube-proxy's recorded state, as in ``drift``.
 """
 
 import json

@@ -90,7 +90,7 @@ class TakeOver(NamedTuple):
 
 
 class Unanswered(NamedTuple):
-    """An unanswered request, and the program's log of the take-over during or after which the request was sent."""
+    """An unanswered request. ``log`` is the program's log of the last take-over that began before the request."""
 
     client: Client
     outcome: str
@@ -100,7 +100,10 @@ class Unanswered(NamedTuple):
 
 
 class TakeOvers:
-    """Take-overs on one node. ``answered`` counts answered requests, ``unanswered`` has the failed requests."""
+    """Takes over the kernel state of kube-proxy on one node, any number of times.
+
+    ``answered`` counts answered requests, ``unanswered`` has the failed requests.
+    """
 
     def __init__(self, node: lab.Lab, directory: Path, *, interval_s: float) -> None:
         self.answered = 0

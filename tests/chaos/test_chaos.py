@@ -25,7 +25,8 @@ SEED = 10
 """The seed from which ``plan.draw`` makes a history with a kill of the program, a kernel fault, a trouble (see ``Trouble``) and
 drifts."""
 LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
-"""The number of steps of this history. With nftables, the steps include a switch to iptables and back."""
+"""The number of steps of the history of ``SEED``, for each backend. With nftables, the steps include a switch to iptables and
+back."""
 MOMENTS = (Moment.FULL_RELOAD, Moment.LOCKED_RESTART, Moment.SILENT_PROXY)
 """The first moment replaces the bad moment of this history; the other moments come at the end of the history."""
 QUIET_POINTS = {Backend.IPTABLES: 11, Backend.NFTABLES: 14}
@@ -54,7 +55,7 @@ def test_the_objects_of_a_world_are_the_result_of_all_its_changes() -> None:
 
 
 @pytest.mark.parametrize("direct_return", [True, False])
-def test_a_world_with_direct_return_has_tunnels_to_nodes_that_come_and_go(
+def test_tunnels_exist_and_other_nodes_come_and_go_only_in_worlds_with_direct_return(
     monkeypatch: pytest.MonkeyPatch, *, direct_return: bool
 ) -> None:
     monkeypatch.setattr(kernel_state, "_interface_addresses", list)

@@ -63,7 +63,7 @@ def test_each_bad_moment_trouble_and_harm_can_be_named_on_the_command_line() -> 
     assert plan.only(Moment.STALLED_LOG, HARMS[0]).steps == ["moment", "harm"]
 
 
-def test_the_wrapper_of_iptables_save_hides_only_a_table_with_a_native_rule(
+def test_the_wrapper_around_iptables_save_hides_a_table_only_while_it_has_a_native_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = tmp_path / "real"
@@ -123,8 +123,8 @@ def test_the_configuration_file_still_names_the_kubeconfig_after_a_change_of_the
 
 
 @pytest.mark.kernel
-# A usual run leaves this test out, but other tests cause the moments: test_chaos.py, tests/limits, test_node_addresses.py,
-# test_native_rules.py.
+# The usual run skips this test, because it takes long. Other tests produce the same situations: test_chaos.py, tests/limits,
+# test_node_addresses.py, test_native_rules.py.
 @patience.THOROUGH
 def test_the_program_survives_each_temporary_condition_of_the_node(node: lab.Lab, tmp_path: Path) -> None:
     kinds = [kind for kind in plan.MOMENTS[BACKEND] if kind is not Moment.LOCKED_MOVE]

@@ -1,4 +1,7 @@
-"""The inspecting commands and ``run`` compute the same desired state, table by table, on kernels that ``run`` has programmed."""
+"""Tests that the inspecting commands and ``run`` have the same desired state in each table.
+
+The tables are compared after ``run`` has programmed the kernel.
+"""
 
 import itertools
 import pathlib

@@ -69,7 +69,7 @@ async def test_plan_fails_if_the_kernel_cannot_be_read_completely() -> None:
         await _plan(kernel, *WEB)
 
 
-async def test_the_text_of_a_plan_has_counts_and_shows_real_servers_below_their_virtual_server() -> None:
+async def test_the_text_of_a_plan_counts_operations_and_lists_real_servers_below_their_virtual_server() -> None:
     document = await _plan(memory_node.new_kernel(), *WEB)
     lines = list(plan.render(document))
     assert lines[0].startswith(f"node-a: {len(document['operations'])} operations (")

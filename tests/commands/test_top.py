@@ -214,7 +214,7 @@ async def _saying(data: bytes | None) -> AsyncIterator[str]:
             silence.set()
 
 
-async def test_top_requests_a_document_with_its_parameters() -> None:
+async def test_top_sends_the_parameters_of_a_document_in_the_query() -> None:
     asked: list[Request] = []
     document = {"services": ["x" * 100_000]}
     body = json.dumps(document).encode()

@@ -269,7 +269,7 @@ def test_options_that_only_kube_proxy_uses_are_written_to_the_file() -> None:
     assert document["logging"]["vmodule"] == [{"filePattern": "a", "verbosity": 1}]
 
 
-def test_a_written_file_has_the_head_and_the_form_of_values_that_kube_proxy_writes() -> None:
+def test_a_written_file_has_the_same_header_and_value_formats_as_a_file_of_kube_proxy() -> None:
     document = yaml.safe_load(file.render(from_flags()))
     assert (document["apiVersion"], document["kind"]) == ("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration")
     assert document["mode"] == "ipvs"

@@ -1,4 +1,4 @@
-"""Covers the syntax of command lines, the precedence of flags and file, and that every problem is reported.
+"""Tests the syntax of command lines, and the precedence of flags and file. Also tests that every problem is reported.
 
 ``test_validate.py`` tests values.
 """

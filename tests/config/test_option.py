@@ -1,4 +1,4 @@
-"""Compares the syntax of option values with Go's rules.
+"""Tests that option values are parsed by Go's rules.
 
 ``test_load.py`` (flags) and ``test_file.py`` (the file) test the texts of errors.
 """

@@ -46,7 +46,7 @@ LOCKLESS = ("--version", "-save")
 """A process of iptables whose command line has one of these words never takes the xtables lock."""
 
 _MODULE = re.compile("^/sys/module/[^/]+/")
-"""The folder of a kernel module. Acts on files that differ only in this folder have the same name."""
+"""The folder of a kernel module. Two acts have the same name if their files differ only in this folder."""
 _PROTOCOLS = {0: "route", 12: "netfilter", 16: "generic"}
 _GENERIC = 16
 _REMOVING = frozenset({3, 7, 17})  # IPVS_CMD_DEL_SERVICE, IPVS_CMD_DEL_DEST, IPVS_CMD_FLUSH (include/uapi/linux/ip_vs.h).
@@ -54,7 +54,10 @@ _FIRST_FAMILY = 17  # The numbers of generic netlink families begin after 16, th
 
 
 class Order(NamedTuple):
-    """A requested failure: the name of an act, how it fails, and its occurrence, counted from 1; 0 means every occurrence."""
+    """A requested failure: the name of an act, how the act fails, and which act of this name fails.
+
+    Acts are counted from 1, and 0 means every act.
+    """
 
     name: str
     failure: str

@@ -44,7 +44,7 @@ def _is_rule(line: str) -> bool:
 
 
 def check(text: str) -> None:
-    """Raise AssertionError if a line has an unknown shape, or if a line break is not at the end of one of our lines."""
+    """Raise AssertionError if a line has an unknown shape, or contains a line break other than its newline."""
     assert text == "".join(f"{line}\n" for line in text.splitlines()), "a line break that is not ours"
     for line in text.splitlines():
         known = (

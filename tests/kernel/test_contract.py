@@ -377,7 +377,7 @@ def test_in_each_backend_it_is_no_error_to_add_or_remove_an_entry_twice(kernel: 
     assert sets(kernel) == {entry.set: frozenset()}
 
 
-def test_a_catch_all_element_of_another_program_is_observed_until_it_is_removed(kernel: Kernel) -> None:
+def test_a_catchall_element_of_another_program_is_observed_until_the_element_is_removed(kernel: Kernel) -> None:
     entry = ForeignElement(IpSet(SetKind.CLUSTER_IP, Family.IPV4).name)
     add(kernel, IP_SETS[entry.set])
     if isinstance(kernel, fake_kernel.FakeKernel):
@@ -525,7 +525,7 @@ def test_a_refused_real_server_and_the_added_real_servers_get_separate_outcomes(
     assert virtual_servers(kernel)[desired.key].real_servers == dict.fromkeys(items.keys, 1)
 
 
-def test_if_one_of_several_entries_is_refused_each_entry_has_a_separate_outcome(kernel: Kernel) -> None:
+def test_each_of_several_entries_has_a_separate_outcome_if_one_entry_is_refused(kernel: Kernel) -> None:
     ip_set = IpSet(SetKind.IPVS_IPS, Family.IPV4)
     fitting, unfit = SetEntry(ip_set.name, SERVICE[Family.IPV4]), SetEntry(ip_set.name, SERVICE[Family.IPV6])
     _, added, refused = apply(kernel, Verb.ADD, ip_set, SetEntries(ip_set.name, (fitting, unfit)))

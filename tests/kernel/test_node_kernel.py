@@ -204,7 +204,7 @@ def test_only_successive_operations_of_one_driver_are_applied_together_which_kee
     assert [outcome.surprise for outcome in outcomes] == [True, True, False, False, True], "outcomes are the drivers' own"
 
 
-def test_if_a_driver_raises_an_exception_only_its_own_run_of_operations_fails(kernel: Kernel) -> None:
+def test_only_the_operations_of_a_driver_fail_if_that_driver_raises_an_exception(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     outcomes = new_node().apply(operations(ITEMS["ipvs"][0], ENTRIES, ITEMS["ipset"][1], ITEMS["sysctls"][0]))
     assert [bool(outcome.error) for outcome in outcomes] == [False, True, True, False]
@@ -301,7 +301,7 @@ def test_a_poll_is_split_into_steps_so_that_objects_can_be_written_in_between(ke
     assert kernel.applied == []
 
 
-def test_if_sets_cannot_be_read_the_poll_reports_one_error_for_all_sets(kernel: Kernel) -> None:
+def test_the_poll_reports_only_one_error_if_no_set_can_be_read(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     parts = list(new_node().poll([ip_set.name for ip_set in IP_SETS.values()], list(Family), [], thorough=False, whole=True))
     assert [error for part in parts for error in part.errors] == ["use ipset: No buffer space available"]

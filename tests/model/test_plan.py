@@ -1,4 +1,4 @@
-"""The texts of operations on each kind of kernel object."""
+"""Covers the texts that describe operations on each kind of kernel object."""
 
 import typing
 from collections.abc import Sequence

@@ -68,7 +68,7 @@ def test_the_caller_may_change_unpacked_weights() -> None:
     assert len(NO_REAL_SERVERS) == 0
 
 
-def test_even_weights_are_equal_only_to_mappings_and_cannot_be_hashed() -> None:
+def test_an_object_of_even_weights_has_no_hash_and_equals_only_mappings() -> None:
     packed = EvenWeights.of([builders.backend("10.0.0.1")])
     assert not operator.eq(packed, [builders.backend("10.0.0.1")])
     with pytest.raises(TypeError):

@@ -13,7 +13,8 @@ ATTEMPTS = 4
 """The number of requests for each ``Question``. This number suffices to reach both of two endpoints, because the scheduler
 chooses the endpoints in turn."""
 MASQUERADED = "bridge node"
-"""The source addresses that backends see if the client is masqueraded: the first on this node, the second on the other node."""
+"""The names of the source addresses that backends see if the client is masqueraded. Backends on this node see ``bridge``, and
+backends on the other node see ``node``."""
 
 
 class Row(NamedTuple):

@@ -58,8 +58,8 @@ def iptables_is_empty() -> bool:
 
 
 REFUSED_WITHIN_S = 0.25
-"""The time for which a client that must be refused waits for an answer. The time is short, so that the client sends many
-requests."""
+"""The time, in seconds, for which a client waits for an answer if its requests must be refused. The time is short, so that the
+client sends many requests."""
 
 
 @contextlib.contextmanager

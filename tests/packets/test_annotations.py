@@ -1,4 +1,7 @@
-"""Annotations of Services, tested with packets: shares and limits of endpoints, clients of one network, and changes under load.
+"""Tests annotations of Services with packets.
+
+Covers shares and limits of endpoints, one endpoint for all clients of a network, and changes under load.
+
 
 Most tests share one run of the program. Each test starts with its own objects only. In tests of hash schedulers, each client has
 a separate outside address.

@@ -40,7 +40,7 @@ REFUSED = [
     for name, to, port in (
         # client2 is outside the source ranges. It is listed five times, because a client that gets no answers sends few requests.
         *[("client2", "balancer 3", 80)] * 5,
-        ("client", "cluster 1", 22),  # Port 22 is the host's own port.
+        ("client", "cluster 1", 22),  # The node itself listens on TCP port 22.
         ("client", "balancer 1", 22),
     )
     for family in Family
@@ -142,7 +142,7 @@ def make_unlike(laboratory: lab.Lab, name: str) -> None:
     laboratory.run("node", "nft", f"flush table inet ipvsproxy; {UNLIKE.format(name=name)}")
 
 
-def test_a_set_with_another_definition_is_replaced_by_a_running_program_and_by_a_starting_program(
+def test_the_program_replaces_a_set_with_a_wrong_definition_while_it_runs_and_when_it_starts(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables", "--ipvs-sync-period=2s") as running:

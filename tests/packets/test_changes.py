@@ -114,7 +114,7 @@ def test_only_the_tracked_flows_of_the_removed_endpoint_are_deleted(running: Clu
         connection.abort()
 
 
-# All connections use one port of a client.
+# A connection to the pod and a connection to the Service use the same port of the client.
 
 
 @with_addresses

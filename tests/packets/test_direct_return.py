@@ -80,7 +80,7 @@ def test_tunnelled_packets_from_another_node_reach_only_service_addresses(three:
         three.lab.ip("third", "link del inner")
 
 
-def test_open_connections_survive_the_failure_of_the_node_of_entry(three: Three) -> None:
+def test_open_connections_survive_the_failure_of_the_node_at_which_their_packets_arrive(three: Three) -> None:
     """The client's route moves from the failed node to another node. Neither of these two nodes has a pod of the Service."""
     three.have(nodes(*NODES), web("r1", "r2"))
     three.enter_by("third")
@@ -181,9 +181,11 @@ def _many(count: int, *pods: str) -> list[list[dict[str, Any]]]:
 
 
 def _choices(three: Three, ports: Collection[int], change: Callable[[], None] = lambda: None) -> list[dict[int, str]]:
-    """The node that gets the datagram of each client port: one mapping for each of two nodes of entry.
+    """Maps each client port to the node that gets its datagram.
 
-    ``change`` is called before the client uses the second node of entry.
+    There is one mapping for each of the two nodes through which the client sends.
+
+    ``change`` is called before the client uses the second of these nodes.
     """
     to, source = (cluster.address(name, Family.IPV4) for name in ("balancer 1", "client"))
     chosen: dict[str, dict[int, str]] = {"third": {}, "node": {}}

@@ -30,7 +30,7 @@ RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 DIRECT = ("192.0.2.8", 8008)
 """An external address and port of the Service ``s08/web``, which has direct return and an endpoint on each node.
 
-The recorded kube-proxy knew only IPv4 addresses of pods, so IPv6 Services have no direct return.
+The recorded kube-proxy had only an IPv4 range in ``--cluster-cidr``, so IPv6 Services have no direct return.
 """
 CLIENT = cluster.address("client", Family.IPV4)
 HELD = (("p1", "TCP", "10.96.16.1", 80), ("host", "TCP", "fd00:10:96::b01", 80), ("client", "TCP", "198.51.100.6", 80))

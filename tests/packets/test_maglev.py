@@ -50,7 +50,7 @@ def test_no_client_of_the_scheduler_mh_is_refused_while_endpoints_are_replaced_o
 
 
 @mainly_ipv6
-def test_changed_flags_of_kube_proxy_for_mh_are_applied_without_removing_the_virtual_server(
+def test_a_virtual_server_with_the_mh_flags_of_kube_proxy_gets_new_flags_without_being_removed(
     running: Cluster, family: Family
 ) -> None:
     running.have(service("web", 1, *PODS, protocols=TCP))

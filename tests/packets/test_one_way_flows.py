@@ -100,7 +100,7 @@ class Client:
 
 WAYS = {"pod": ("p2", "cluster 1", 53), "host": ("host", "cluster 1", 53), "outside": ("client", "node", NODE_PORT)}
 USUAL = {Family.IPV4: ("pod", "outside"), Family.IPV6: ("host",)}
-"""The clients of each family that are tested in the usual run."""
+"""For each IP family, the clients that the usual test run covers."""
 
 
 @each_family

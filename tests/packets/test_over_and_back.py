@@ -182,7 +182,10 @@ def test_each_proxy_takes_over_the_objects_of_the_other_proxy(
 
 
 def _migrate(one: OneNode, proxies: Proxies) -> None:
-    """Run each command of docs/migration.md: migrate and return by label, and then migrate and return in place."""
+    """Run each command of docs/migration.md.
+
+    The node moves to ipvsproxy and back, first by its label, and then by replacing the proxy in place.
+    """
     fetch, check = _printed("2. ")
     beside, no_shadow = _printed("3. ")
     prepare, label, look, unlabel = _printed("4. ")

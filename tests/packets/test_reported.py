@@ -81,7 +81,7 @@ AGENT = service("agent", 2, "remote", protocols=["TCP"])
 def test_packets_of_the_host_are_not_masqueraded_if_the_cluster_cidr_contains_the_cluster_ips(start: Start) -> None:
     """In this lab, the other node routes all addresses to this node.
 
-    On a network without these routes, the answer to a cluster IP would not come back.
+    On a network without these routes, the answer would not come back, because its destination is the cluster IP.
     """
     running = start("--cluster-cidr=10.0.0.0/8,fd00::/8")
     have(running, service("web", 1, "r1", protocols=["TCP"]))

@@ -387,7 +387,7 @@ def test_a_host_process_reaches_all_endpoints_even_if_the_node_itself_has_the_lo
 ) -> None:
     """The node has the address of the load balancer, as with kube-vip.
 
-    The other node also has this address, so an answer to this source address would not leave the other node.
+    The other node also has this address. If a request had this source address, the answer would not leave the other node.
     """
     address = cluster.address("balancer 1", Family.IPV4)
     running.lab.ip("node", f"address add {address}/32 dev eth0")

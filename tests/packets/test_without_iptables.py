@@ -1,4 +1,4 @@
-"""Rules in nftables need no iptables and no ipset: the programs are not needed, and their kernel modules are never loaded."""
+"""Tests that, with rules in nftables, ipvsproxy needs neither iptables nor ipset, nor their kernel modules."""
 
 import re
 import shutil

@@ -90,7 +90,10 @@ class Three:
         return self.cluster.lab
 
     def start(self, place: str) -> None:
-        """Start the program of a node, unless it runs, and wait until nothing is left to do."""
+        """Start the program of a node, and wait until the program has nothing left to do.
+
+        If the program already runs, do nothing.
+        """
         if place not in self._programs:
             before, log = len(self._syncs(place)), self.directory / f"log-{place}"
             started = program_at(self.lab, place, self.directory / "manifests", log, *self._flags(place))
@@ -189,7 +192,7 @@ class Three:
                 self.lab.run(place, name, *_MANGLE, "-D", *rule.split())
 
     def _syncs(self, place: str, of: str = "") -> list[str]:
-        """The log lines about syncs of this node's program that match a pattern."""
+        """The log lines about a sync on the node ``place`` in which text that matches ``of`` comes next."""
         log = self.directory / ("log" if place == "node" else f"log-{place}")
         return re.findall(rf".*event=synced {of}.*", log.read_text()) if log.exists() else []
 

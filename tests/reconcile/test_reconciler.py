@@ -199,7 +199,7 @@ def test_flows_are_cleaned_when_the_first_endpoint_appears_and_after_a_restart_b
 # A change of the operator's policy.
 
 
-def test_undesired_virtual_servers_in_ranges_that_are_no_longer_excluded_are_removed() -> None:
+def test_undesired_virtual_servers_are_removed_when_their_range_is_no_longer_excluded() -> None:
     node = simulation.SimulatedNode(excluded=["10.96.0.0/16"])
     node.put(*web("10.244.0.1"))
     node.sync()

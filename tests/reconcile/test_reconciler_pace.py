@@ -1,4 +1,7 @@
-"""Many removals of real servers at once: some real servers wait at weight 0, so that additions stay fast."""
+"""Tests that additions stay fast while many real servers are to be removed.
+
+Some of these real servers wait at weight 0.
+"""
 
 import pytest
 
@@ -38,7 +41,7 @@ def weights(node: simulation.SimulatedNode) -> list[int]:
     return sorted(node.kernel.virtual_servers[KEY].real_servers.values())
 
 
-def test_some_of_many_removed_real_servers_wait_at_weight_0_while_the_kernel_frees_the_rest() -> None:
+def test_some_removed_real_servers_wait_with_weight_0_until_the_kernel_has_freed_others() -> None:
     node = after_replacement()
     assert weights(node) == [0] * (10 - ROOM) + [1] * 10
     assert node.reconciler.pending == 0, "what waits is done with"

@@ -169,7 +169,7 @@ def test_a_family_lacks_entries_until_the_missing_set_entry_has_been_added_again
     assert node.reconciler.survey.lacking_entries(tuple(Family)) == frozenset(), "one too many is not missing"
 
 
-def test_every_family_counts_as_lacking_an_object_while_the_device_is_missing(node: simulation.SimulatedNode) -> None:
+def test_every_family_lacks_an_object_while_the_device_is_missing(node: simulation.SimulatedNode) -> None:
     node.kernel.device = False
     node.observe()
     assert node.reconciler.survey.lacking(tuple(Family)) == frozenset(Family)

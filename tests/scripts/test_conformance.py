@@ -80,7 +80,7 @@ def test_the_results_of_the_parallel_and_the_serial_tests_are_counted_by_status(
     assert len(saved) == 4
 
 
-def test_programs_are_found_by_path_and_the_kubeconfig_of_a_kind_cluster_comes_from_kind(programs: pathlib.Path) -> None:
+def test_the_script_finds_programs_by_path_and_gets_the_kubeconfig_of_a_kind_cluster_from_kind(programs: pathlib.Path) -> None:
     kind = programs / "kind"
     kind.write_text(
         '#!/bin/sh\n[ "$*" = "get kubeconfig --name blue" ] || { echo "no nodes" >&2; exit 1; }\necho "server: blue"\n'

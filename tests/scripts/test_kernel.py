@@ -117,7 +117,7 @@ def test_a_command_gets_a_clean_environment_and_its_output_and_files_and_status_
     beside.rmdir()
 
 
-def test_a_missing_command_is_reported_with_the_exit_status_of_a_shell(launcher: list[str], place: pathlib.Path) -> None:
+def test_the_exit_status_is_127_as_in_a_shell_if_the_command_does_not_exist(launcher: list[str], place: pathlib.Path) -> None:
     ended = subprocess.run([*launcher, "no-such-command"], cwd=place, capture_output=True, check=False, timeout=LONGEST_S)
     assert ended.returncode == 127
     assert b"no-such-command: not found" in ended.stderr

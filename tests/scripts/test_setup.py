@@ -50,7 +50,7 @@ def test_the_demo_setup_installs_no_linters_and_pins_all_dependencies_of_ipvspro
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="scripts/image needs root")
-def test_the_image_setup_installs_the_image_builder_and_stops_if_that_fails(tmp_path: Path) -> None:
+def test_the_image_script_stops_if_the_setup_of_the_image_builder_fails(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts/image", tmp_path / "scripts/image")
     control.write_program(tmp_path / "scripts/setup", '#!/bin/sh\necho "setup $*"\nexit 1\n')

@@ -1,4 +1,4 @@
-"""What scripts/test runs on each chosen kernel, and how many times, with small stand-ins for kernel and pytest."""
+"""Tests what scripts/test runs on each chosen kernel, and how many times. Small programs replace the kernel and pytest."""
 
 import json
 import pathlib
@@ -101,7 +101,7 @@ def test_four_nf_tables_kernels_share_the_tests_that_concern_the_nftables_backen
     assert first["environment"] == ["nftables", "1", "1"]
 
 
-def test_each_chosen_variant_of_rules_is_tested_with_its_own_programs_and_tests(place: Place) -> None:
+def test_each_value_of_rules_determines_the_iptables_programs_the_backend_and_the_tests(place: Place) -> None:
     ended = place.run("--kernel=nf-tables", "--rules=legacy,nft,nftables")
     assert ended.stdout.splitlines()[-1] == "11 passed, 0 failed"
     kinds = {(call["words"][-1], call["environment"][0], len(call["tests"])) for call in place.calls()}
@@ -136,7 +136,7 @@ def test_an_unknown_kernel_or_variant_is_refused(place: Place, words: list[str],
     assert not (place.root / "setups").exists()
 
 
-def test_a_successful_run_of_all_tests_on_a_commit_without_changed_files_is_recorded(place: Place) -> None:
+def test_a_commit_is_recorded_as_tested_only_if_all_tests_pass_and_every_file_is_committed(place: Place) -> None:
     for name in (".venv/bin/python", ".venv/bin/coverage", "scripts/kernel", "scripts/check"):
         control.write_program(place.root / name, ANYTHING)
     noted = place.root / "build/tested"

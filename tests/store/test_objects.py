@@ -116,7 +116,7 @@ def test_a_deleted_service_must_be_translated_again_and_its_endpoint_slices_stay
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(["web", "shop", None], 2)))
-def test_if_an_endpoint_slice_moves_to_another_service_both_services_must_be_translated_again(
+def test_both_services_must_be_translated_again_if_an_endpoint_slice_moves_from_one_to_the_other(
     before: str | None, after: str | None
 ) -> None:
     store = Store(STARTED_S)
@@ -432,7 +432,7 @@ def test_if_a_list_lacks_most_nodes_no_node_is_removed_until_another_list_confir
     assert (store.tunnels[0], store.node(NODE.name), dict(store.doubts)) == ({}, NODE, {})
 
 
-def test_no_confirmation_is_needed_if_a_list_lacks_half_of_the_nodes_or_a_watch_deletes_any_number_of_nodes() -> None:
+def test_nodes_are_removed_without_confirmation_if_a_list_lacks_half_or_a_watch_deletes_them() -> None:
     store, nodes = store_with_nodes(3)
     store.deliver([listed(NODE, nodes[0], kind=ObjectKind.NODE)], 2)
     assert store.tunnels[0].keys() == {"node-0"}

@@ -149,7 +149,7 @@ def slices(name: str, *endpoints: Endpoint | str, protocols: Iterable[str] = POR
 
 
 def node(**labels: str) -> Manifest:
-    """The Node, by default in zone-a."""
+    """The Node object of the node under test, with these additional labels. By default, its zone is zone-a."""
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -282,7 +282,7 @@ class Cluster:
         return found
 
     def set_contents(self, name: str) -> str:
-        """The entries of a set of this backend, as ipset prints them."""
+        """The entries of a set in the tested backend, written as ipset prints them."""
         if BACKEND is Backend.NFTABLES:
             listed = self.lab.run("node", "nft", "list", "set", "inet", "ipvsproxy", name)
             return re.sub(r" \. (tcp|udp|sctp) \. ", r",\1:", listed)

@@ -68,7 +68,10 @@ def documents() -> tuple[Document, ...]:
 
 @functools.cache
 def profiles() -> Mapping[str, Mapping[str, Any]]:
-    """The recorded profiles by name, each with ``flags``, and with ``no_ip6tables`` if its node has no IPv6."""
+    """The recorded profiles by name.
+
+    Each profile has ``flags``, and also has ``no_ip6tables`` if the recorded node has no IPv6.
+    """
     content: dict[str, dict[str, Any]] = json.loads((GOLDEN / "profiles.json").read_text())
     return content
 

@@ -283,7 +283,11 @@ _ORDER = "(order)"
 
 
 def _rows(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows of each section; the rows of a chain are its rules with their numbers, and the order of the rules."""
+    """The rows of each section.
+
+    A chain has a row for the chain itself, a row for each rule with the number of its occurrences, and a row for the order of its
+    rules.
+    """
     found: dict[str, dict[str, Any]] = {}
     for section, value in state.items():
         if section == "ipsets":

@@ -27,7 +27,9 @@ State = dict[str, Any]
 
 
 def render(states: Sequence[ServiceState], settings: Settings, view: NodeView, other_nodes: Iterable[Address] = ()) -> State:
-    """The desired state in the sections about the kernel, in the form that ``scope_rows.without_marks`` returns.
+    """The desired state of these Services, in those sections of a recording that describe the kernel.
+
+    The form is that which ``scope_rows.without_marks`` returns.
 
     ``states`` are in the order of their Services; if several Services desire the same virtual server, the first of these Services
     gets it. ``other_nodes`` are the addresses from which tunnels are accepted.

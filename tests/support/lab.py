@@ -262,8 +262,8 @@ class Lab:
         client, remote = self._namespace("client"), self._namespace("remote")
         building.callback(self._unlink)
         # A program under test leaves its virtual servers when it ends. If a virtual server remained, IPVS would keep the
-        # connections of an earlier lab. With a connection of an earlier lab, IPVS would translate a pod's answer to a client with
-        # the same address and port.
+        # connections of an earlier lab. Because of such a connection, IPVS would translate a pod's answer to a new client that
+        # has the address and port of the earlier client.
         self.run("node", "ipvsadm", "--clear")
         self.ip(
             "node",

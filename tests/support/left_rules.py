@@ -81,9 +81,9 @@ COMMIT
 
 
 class Tables(LeftoverRules):
-    """The rules of all iptables variants and families.
+    """A fake that holds the leftover rules of all iptables variants and families in memory.
 
-    Each change changes the fingerprint; ``reads`` are the variants and families that were listed.
+    Each change of rules changes their fingerprint. ``reads`` has the variant and family of each reading.
     """
 
     def __init__(self) -> None:

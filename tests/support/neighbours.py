@@ -6,7 +6,7 @@ listings, the host port 8080 leads to a container at 192.0.2.2:80.
 
 The rules of kindnet are the rules that kindnet's tests expect (package ``masq`` of kindnet), for the ranges of the lab's pods.
 
-The rules of portmap, the CNI's plug-in for host ports, are the rules that its source describes for both backends
+The rules of portmap, the CNI plug-in for host ports, are the rules that portmap's source describes for iptables and for nftables
 (containernetworking/plugins, plugins/meta/portmap).
 
 The rules of Felix, Calico's program on each node, are the rules that its source describes for IPVS (projectcalico/calico,

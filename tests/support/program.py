@@ -21,8 +21,8 @@ OLD_KERNEL = os.environ.get("IPVSPROXY_TEST_OLD_KERNEL", "")
 STARTER = ("-m", "tests.support.old_program", OLD_KERNEL) if OLD_KERNEL else ("-m", "ipvsproxy")
 """The arguments with which Python runs the program."""
 OTHER_VERSION = os.environ.get("IPVSPROXY_TEST_PROGRAM", "")
-"""A folder with another version of ipvsproxy, which is then the program under test; empty if the version in this repository is
-tested."""
+"""The folder of another version of ipvsproxy that is tested in place of the version in this repository. The text is empty if the
+version in this repository is tested."""
 FORKS = not OLD_KERNEL and not OTHER_VERSION
 """Whether the program under test runs as a fork of the test process. A fork can run only the version that the test process has
 imported."""
@@ -77,9 +77,9 @@ class Program:
 
     If ``manifests`` is None, the flags name the source. Output is appended to the file ``log``, or goes to the descriptor
     ``output``, which this process closes after the start. ``path`` is prepended to PATH, and ``environment`` is added to the
-    environment of this process. ``starter`` has the arguments of Python that run the program; the flags follow these arguments.
-    If ``starter`` is empty or ``main`` is given, the program normally runs as a fork (``forked.py``), which calls ``main`` with
-    the flags.
+    environment of this process. ``starter`` has the arguments with which Python starts the program, such as ``-m ipvsproxy``; the
+    flags follow these arguments. If ``starter`` is empty or ``main`` is given, the program normally runs as a fork
+    (``forked.py``), which calls ``main`` with the flags.
     """
 
     def __init__(

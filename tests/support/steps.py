@@ -66,7 +66,7 @@ class Steps:
 
 @contextlib.contextmanager
 def counted() -> Iterator[Steps]:
-    """Count the steps of calls in the block, in this thread and in threads that it starts."""
+    """Count the steps of the calls that the block makes in this thread, and of all threads that start during the block."""
     steps = Steps()
     before = sys.gettrace()
     threading.settrace(steps.trace)

@@ -81,7 +81,10 @@ def status(
     unmet_settings: Mapping[str, str] | None = None,
     **more: Collection[Any],
 ) -> Status:
-    """The health of a node at the time ``now_s`` (since the epoch); ``more`` has results of functions that health calls."""
+    """The health of a node at the time ``now_s``, in seconds since the epoch.
+
+    ``more`` gives, by name, the results of functions that ``Status`` calls.
+    """
     clock = Clock()
     functions: Any = {name: lambda found=found: found for name, found in more.items()}
     made = Status(families=updated, sync_period_s=30, clock=clock, wall_clock=lambda: now_s, **functions)

@@ -36,7 +36,7 @@ def test_connection_reuse_is_turned_off_on_kernels_where_it_delays_a_connection_
     assert _values(kernel_version).get("net/ipv4/vs/conn_reuse_mode") == value
 
 
-def test_with_strict_arp_an_interface_only_answers_arp_requests_for_its_own_addresses() -> None:
+def test_an_interface_answers_arp_requests_only_for_its_own_addresses_if_strict_arp_is_on() -> None:
     added = _values(strict_arp=True).items() - _values().items()
     assert added == {("net/ipv4/conf/all/arp_ignore", "1"), ("net/ipv4/conf/all/arp_announce", "2")}
 

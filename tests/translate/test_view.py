@@ -124,7 +124,7 @@ def test_health_check_ports_listen_on_all_addresses_unless_ranges_restrict_node_
     }
 
 
-def test_the_value_primary_means_the_nodes_own_address_of_each_family() -> None:
+def test_the_value_primary_means_the_address_that_the_node_object_has_in_each_family() -> None:
     node = builders.node("10.2.0.5", "2001:db8::5")
     view = builders.node_view(INTERFACES, node_object=node, settings=Settings(node_port_primary=True))
     assert view.node_port_addresses == {

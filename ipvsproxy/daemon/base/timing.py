@@ -105,7 +105,7 @@ async def until_readable(descriptor: int) -> None:
 
 
 SLICE_S = 0.002
-"""The longest time for which long work runs before it pauses.
+"""The longest time, in seconds, for which a long task runs before it lets other tasks run.
 
 A timer can be late by three slices: the timer expires during the first slice, the event loop runs the timer's callback after the
 second slice, and the waiting task runs after the third slice.

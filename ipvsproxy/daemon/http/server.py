@@ -37,7 +37,7 @@ descriptors."""
 IDLE_S = 75.0
 """If the next request has not arrived within this many seconds after an answer, the server closes the connection."""
 ANSWER_S = 10.0
-"""The longest time until a client has read an answer."""
+"""The longest time from the arrival of a request until the client has read the answer."""
 CLOSE_S = 0.5
 """The longest time for which a closing server waits for requests that it is answering."""
 HEADERS = 64
@@ -47,7 +47,8 @@ BACKLOG = 128
 RETRY_S = 5.0
 """The pause in seconds between two attempts to listen on an address; kube-proxy has the same pause."""
 NO_ROOM_S = 0.1
-"""If the host has no file descriptor or no memory for a connection, connections are accepted again after this pause."""
+"""The pause in seconds before connections are accepted again, after the host had no file descriptor or no memory for a
+connection."""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 _silent = logging.getLogger(f"{__name__}.requests")

@@ -92,7 +92,7 @@ REQUEST_DURATION = _histogram(
     "rest_client_request_duration_seconds", "Time until the API server began to answer.", REQUEST_S, "host", "verb"
 )
 
-# Metrics that only ipvsproxy has, and whose values are recorded.
+# Metrics that only ipvsproxy has. A value is recorded when something happens, and is not computed at a scrape.
 
 PHASE_DURATION = _histogram(
     "ipvsproxy_sync_phase_duration_seconds",

@@ -44,8 +44,7 @@ _METRICS = {
     "service": (series.SERVICE_CONNECTIONS, series.SERVICE_PACKETS, series.SERVICE_BYTES),
     "endpoint": (series.ENDPOINT_CONNECTIONS, series.ENDPOINT_PACKETS, series.ENDPOINT_BYTES),
 }
-"""The metrics of connections, packets and bytes, in the order of ``Counters``; there is one set for Services and one set for
-endpoints."""
+"""For Services, and for endpoints: the metrics of connections, packets and bytes, in the order of ``Counters``."""
 
 ZERO = Counters()
 

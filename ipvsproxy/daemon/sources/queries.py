@@ -27,8 +27,8 @@ class Resource(NamedTuple):
     def list_query(self, version: str, *, limit: int, continue_token: str = "") -> str:
         """The query for one page of a list; a ``limit`` of 0 means all objects.
 
-        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version that the answer may have. A query for an oldest version
-        sets no limit, because the server would treat the version of a query with a limit as an exact version.
+        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version that the answer may have. If ``version`` is an oldest
+        version, ``limit`` must be 0: with a limit, the server would treat ``version`` as an exact version.
         """
         return self._query({"limit": str(limit) if limit else "", "continue": continue_token, "resourceVersion": version})
 
@@ -39,7 +39,7 @@ class Resource(NamedTuple):
         return Resource(f"{parent}/namespaces/{urllib.parse.quote(name.namespace, safe='')}/{plural}", label)
 
     def probe_query(self, version: str) -> str:
-        """The query for at most one object, answered from the watch cache of a server that has reached the given version.
+        """The query for at most one object. The server answers from its watch cache, and only if it has reached ``version``.
 
         The query names the object (and its namespace, if the kind has namespaces), so that the cache finds the object without a
         scan. The object does not have to exist.

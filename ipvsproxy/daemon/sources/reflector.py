@@ -169,7 +169,7 @@ class Reflector:
         self._asked_for_s = math.inf
         self._list_again_at_s = math.inf
         self._floor = 0
-        """All changes up to this version have arrived, in a list or before a bookmark."""
+        """The resource version up to which all changes have arrived. It is set when a watch begins, and by each bookmark."""
         self._newest: dict[ObjectKey, int] = {}
         """The version of the last change of each object that has changed since ``_floor``."""
         self._retries = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)

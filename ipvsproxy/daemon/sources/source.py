@@ -237,10 +237,11 @@ async def wait_for_lists(
 ) -> None:
     """Wait until the first list of every kind is complete.
 
-    Every ``PROGRESS_S``, ``waiting`` is called with a sentence that names the missing lists. ``silent`` is called with a sentence
-    after ``PATIENCE_S`` without contact, and then every ``REPEAT_S``. The function ``silent`` may raise an exception. ``heal`` is
-    called after ``silent``, to remove objects that may hide the API server from this node. The function ``heal`` is not called if
-    the server has refused or postponed a request, because the server is not hidden then.
+    Every ``PROGRESS_S``, ``waiting`` is called with a sentence that names the missing lists. After ``PATIENCE_S`` without
+    contact, and then every ``REPEAT_S``, ``silent`` is called with a sentence that names the missing lists. The function
+    ``silent`` may raise an exception. ``heal`` is called after ``silent``, to remove objects that may hide the API server from
+    this node. The function ``heal`` is not called if the server has refused or postponed a request, because the server is not
+    hidden then.
     """
     loop = asyncio.get_running_loop()
     last_contact_s = loop.time()

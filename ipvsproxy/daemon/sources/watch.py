@@ -255,7 +255,10 @@ async def _follow(each: reflector.Reflector, deliver: Deliver) -> None:
 
 @dataclasses.dataclass(eq=False)
 class HttpConnection:
-    """An ``ApiConnection`` that uses the library's transport. ApiError is the only exception that the methods raise."""
+    """An ``ApiConnection`` that uses the transport of the library kubernetes-asyncio.
+
+    ApiError is the only exception that the methods raise.
+    """
 
     transport: credentials.RESTClientObject
     configuration: credentials.Configuration

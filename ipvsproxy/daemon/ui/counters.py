@@ -52,7 +52,7 @@ SERVERS_OF_SERVICE = 400
 """The largest number of virtual servers of one Service whose real servers are read. A Service may have a virtual server for each
 of its ports on each address of the node."""
 OPENED = 16
-"""The largest number of Services whose endpoints are remembered."""
+"""The largest number of Services for which the last two readings of the endpoints are kept."""
 
 MOST_VIEWERS = 16
 VIEWER_S = 4.0

@@ -132,7 +132,7 @@ class Explainer:
             nodes = {one.endpoint.conditions.node_name for one in use.endpoints if one.external is None}
             port["directReturn"]["masqueradedNodes"] = sorted(nodes - {self.view.name, *self.view.tunnel_ends})
         for one in served:
-            if one.key in self.survey.virtual_servers:  # the virtual server may be removed during a pause
+            if one.key in self.survey.virtual_servers:  # while this generator pauses, the virtual server may be removed
                 port["virtualServers"].append(described := self._virtual_server(indexed, one))
                 described["kernel"] = yield from self._kernel(one.key, one)
             yield
@@ -163,7 +163,10 @@ class Explainer:
         )
 
     def _scope(self, indexed: _Indexed, use: explanations.PortUse, clients: Clients) -> Generator[None, None, Document | None]:
-        """The second scope of a port's external addresses for the given group of clients; None if the port has no such scope."""
+        """Describes the second scope of a port, which serves only ``clients`` at the port's external addresses.
+
+        None if the port has no such scope.
+        """
         scope = indexed.scopes.get((use.served.family, use.served.port.protocol, use.served.port.port, clients))
         if scope is None:
             return None
@@ -276,7 +279,7 @@ class Explainer:
 
 
 def _choices(settings: VirtualServerSettings, thresholds: Thresholds) -> Document:
-    """The settings that a Service may choose for a virtual server."""
+    """The scheduler, scheduler flags and limits of a virtual server, which its Service may choose."""
     return {"scheduler": settings.scheduler, "schedulerFlags": settings.flag_names, **_limits(thresholds)}
 
 

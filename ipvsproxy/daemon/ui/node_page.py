@@ -248,7 +248,7 @@ LONGEST_TEXT = 500
 
 
 class EventLog:
-    """The last events and syncs of the node, as documents.
+    """The last events and syncs of the node, each as a JSON document.
 
     The ``id`` of the first event is 1, and each later event has the next number; times are in seconds since the epoch.
     """

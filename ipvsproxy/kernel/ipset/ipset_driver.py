@@ -54,7 +54,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class IpsetDriver(SetsDriver):
     """Reads and writes ipsets.
 
-    If the kernel refuses an entry, all entries of the entry's message are sent again one by one, after all other messages.
+    If the kernel refuses a message with several entries, the driver first sends all other messages. Then it sends each entry of
+    the refused message in a message of its own.
     """
 
     most_at_once = 60_000  # in bytes; a ``send`` that exceeds this size by one message still fits into the usual socket buffer

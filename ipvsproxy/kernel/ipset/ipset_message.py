@@ -1,4 +1,4 @@
-"""ipset messages as bytes, which create, list and fill sets. Many entries are encoded or decoded at a time.
+"""Encodes and decodes the ipset messages that create, list and fill sets. Many entries are encoded or decoded at a time.
 
 This module also finds out which revisions of a set type this kernel's ipset supports. To answer a query for revisions, the kernel
 loads the module of the set type (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).

@@ -73,8 +73,8 @@ class LeftoverRules:
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
         """The variants in which a proxy may have left rules of the given families.
 
-        The result has the variant in use, and each installed variant. If our rules are in nftables, the result has each installed
-        variant, and the variant of the program named ``iptables`` in PATH.
+        The result has the variant in use, and each installed variant. If our rules are in nftables, no variant is in use. The
+        result then has the variant of the program named ``iptables`` in PATH, and each installed variant.
 
         ``programs`` has the iptables program of each family; ``__init__`` got the names of these programs as ``commands``.
         """
@@ -173,5 +173,5 @@ class LeftoverRules:
 
 
 def _is_surely_empty(place: RulesPlace) -> bool:
-    """Whether a variant certainly has no rules, because its rules are in nf_tables and the kernel has no nf_tables."""
+    """Whether a variant of iptables certainly has no rules, because it uses nf_tables and the kernel has no nf_tables."""
     return place.variant is Variant.NF_TABLES and not modules.may_have_nf_tables()

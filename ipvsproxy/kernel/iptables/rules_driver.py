@@ -55,7 +55,7 @@ class RulesDriver:
         self._on_late_end = on_late_end
         self._patience_s = patience_s
         self._drivers = {family: IptablesDriver(chains=chains, jumps=jumps, commands=commands) for family in Family}
-        # The first call starts the thread, which therefore runs in the network namespace of the thread that uses this object.
+        # Each executor starts its thread at the first call, so this thread runs in the network namespace of the calling thread.
         self._threads = {family: concurrent.futures.ThreadPoolExecutor(1, f"iptables {family.label}") for family in Family}
         self._under_way: dict[Family, _UnderWay] = {}
         self._slow: set[Family] = set()

@@ -10,8 +10,8 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb, count_objects
 from ipvsproxy.model.virtual_servers import FirewallMark, RealServers, VirtualServer
 
 PREPARED_SCHEDULERS = frozenset({"mh"})
-"""Schedulers that rebuild a large table for each added real server. A new virtual server gets such a scheduler after its real
-servers.
+"""Schedulers that rebuild a large table for each added real server. A new virtual server gets such a scheduler only after its
+real servers have been added.
 """
 NO_SCHEDULER = "none"
 """The kernel's name for no scheduler.

@@ -138,7 +138,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
         self._known = dict.fromkeys(self._known, _WRITTEN)
 
     def read(self, *, whole: bool) -> Iterator[Reading]:
-        """Reads, in parts, the virtual servers that have changed or were written since they were last returned.
+        """Reads, in parts, each virtual server that was changed or written since ``read`` last returned it.
 
         If ``whole`` is false, real servers are read only if the row of their virtual server has changed. A virtual server that
         this process has written is returned only by a later call whose ``whole`` is true.

@@ -59,8 +59,8 @@ def _layout(of: int, codes: Mapping[int, str]) -> message.Layout:
     return message.Layout([((of, kind), code) for kind, code in codes.items()])
 
 
-# All dumps use the same layout, because a new layout has to walk the attributes of its first message one by one, which takes as
-# long as a dump.
+# All dumps share these layouts, because a new layout walks the attributes of its first message one by one. That takes as long as
+# a dump.
 _SETTINGS = {6: "s", 7: "I", 8: "I", 9: "4s"}
 _BY_ADDRESS = _layout(_SERVICE, {1: "H", 2: "H", 3: "16s", 4: "2s"} | _SETTINGS)
 _BY_MARK = _layout(_SERVICE, {1: "H", 5: "I"} | _SETTINGS)

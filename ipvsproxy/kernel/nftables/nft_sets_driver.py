@@ -98,7 +98,7 @@ class NftSetsDriver(SetsDriver):
         return "generation", nft.generation(self._channel)
 
     def messages(self, operations: Sequence[Operation]) -> list[bytes] | None:
-        """The messages of operations, in the operations' order, for one transaction.
+        """The messages that apply the operations in one transaction, in the order of the operations.
 
         None means that the transaction would be too large, that an entry cannot be encoded, or that a set is to be removed (the
         table may then have to be removed, too). Unlike in ``apply``, repeated operations fail: the kernel refuses to create a set

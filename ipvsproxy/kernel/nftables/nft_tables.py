@@ -10,7 +10,7 @@ Rule 1: a table that cannot be read is an error, and never counts as absent.
 Rule 2: a table is removed only in the same generation of nf_tables in which the table was recognised as a leftover. If the
 generation has changed, the table is read again.
 Rule 3: reading tables should not make the kernel load nf_tables. If the files of this host's modules are visible, this module
-finds out beforehand whether a query would load nf_tables, and then sends no query. Otherwise a query may load nf_tables. If the
+first finds out whether a query would load nf_tables, and sends no query if it would. Otherwise a query may load nf_tables. If the
 kernel could not load nf_tables, no further query is sent to the kernel until the module appears.
 """
 

@@ -186,7 +186,7 @@ class ReconciledKind(Generic[K, V, W]):
         """The stage of an operation on an object of the kind.
 
         Raises:
-            KeyError: an operation with the given verb is never planned.
+            KeyError: objects of the kind never get an operation with this verb.
         """
         return self.stages[operation.verb]
 

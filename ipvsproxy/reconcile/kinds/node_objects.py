@@ -75,7 +75,7 @@ class Sysctls(ReconciledKind[str, Sysctl, str]):
                 yield operation
 
     def settle_failure(self, outcome: Outcome) -> bool:
-        """After a failed attempt to write the setting, prevents further attempts."""
+        """Prevents further attempts to write a setting that could not be written."""
         item: Any = outcome.operation.item
         self._given_up[item.path] = (item, self._observed(item), outcome.error)
         return True

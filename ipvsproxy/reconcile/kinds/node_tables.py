@@ -122,7 +122,7 @@ class NodeTables:
         """The stage of an operation.
 
         Raises:
-            KeyError: an operation with the given verb is never planned.
+            KeyError: objects of this kind never get an operation with this verb.
         """
         return self.by_class[type(operation.item)].stage(operation)
 

@@ -77,7 +77,7 @@ class Entries(PresenceKind[SetEntry]):
     def may_be_added(self, table: Table[SetEntry, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
         """The pending entries that may be added now (rules 1 to 3).
 
-        The addition of an allowed entry shuts out no admitted source, loses no answers, and marks no packets too early.
+        When one of these entries is added, no admitted source is shut out, no answer is lost, and no packet is marked too early.
         """
         name = self.names[table]
         entries = table.pending

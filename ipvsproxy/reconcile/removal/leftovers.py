@@ -120,7 +120,7 @@ def removal(observed: LeftRules, scope: LeftoverScope) -> Removal:
 
 
 class _Removed(NamedTuple):
-    """The number of consecutive removals within ``CALM_S`` of each other, and the time of the last removal."""
+    """The number of removals in a row, each at most ``CALM_S`` after the removal before, and the time of the last removal."""
 
     times: int
     last_s: float

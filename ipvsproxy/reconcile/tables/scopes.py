@@ -176,7 +176,10 @@ _OF_LOCAL_POLICY = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL})
 
 @dataclasses.dataclass(eq=False)
 class Scopes:
-    """Services with second scopes, the marks of their ports, and virtual servers by firewall mark that drain before removal.
+    """Second scopes: their Services, and the firewall marks of their ports.
+
+    Also has the undesired virtual servers by firewall mark that still drain.
+
 
     ``families`` are the families that this node serves. ``putting`` is the function that writes the desired state of a Service
     into the tables.
@@ -322,7 +325,7 @@ class Scopes:
         return entry in self.entries[entry.set].observed
 
     def _is_foreign(self, mark: int) -> bool:
-        """Whether another program has a virtual server by a mark."""
+        """Whether another program has a virtual server with this firewall mark."""
         return any(key in self.virtual_servers.observed and not self.is_witnessed(key) for key in by_family(mark).values())
 
     def tending(self, *, may_close: bool) -> Generator[None, None, None]:

@@ -66,7 +66,10 @@ class _Waiting(Generic[V]):
 
 
 class Table(Generic[K, V, W]):
-    """All keys of one kind. ``V`` is the type of a key's desired value, ``W`` the type of its observed value."""
+    """The desired and the observed values of all keys of one kind.
+
+    ``V`` is the type of a key's desired value, ``W`` the type of its observed value.
+    """
 
     def __init__(
         self,
@@ -186,7 +189,7 @@ class Table(Generic[K, V, W]):
         return tuple(map(self._owner_of, self.desires(key)))
 
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
-        """Replaces the observed side; yields after each ``ITEMS_AT_ONCE`` keys.
+        """Replaces all observed keys and their values by ``listing``; yields each time after ``ITEMS_AT_ONCE`` keys.
 
         No other method may change the table between two steps. An observed key that belongs to ipvsproxy, and is still present,
         continues to belong to ipvsproxy. If the observed value is equal to the stored value, the table keeps the object that it
@@ -276,7 +279,10 @@ class Table(Generic[K, V, W]):
         self._replace_observed(key, value)
 
     def exchange(self, key: K, value: W) -> None:
-        """Replace an observed value by an object that the caller will change; call ``confirm`` after the change."""
+        """Replace the observed value of a key by ``value``, which the caller then changes.
+
+        After the change, the caller calls ``confirm``.
+        """
         self.observed[key] = value
 
     def touch(self, key: K) -> None:

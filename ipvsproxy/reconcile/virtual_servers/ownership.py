@@ -4,7 +4,7 @@ Programs share the kernel's table of virtual servers: keepalived, kube-vip and d
 A new process recognises the virtual servers of an earlier process by other kernel objects. An entry in a
 set of ipvsproxy is added before its virtual server and removed after the virtual server. The address on ``kube-ipvs0``, or the
 local route, is also removed after the virtual server (see the stages in ``kinds/declaration.py``). Because of this order, each
-virtual server of an earlier process has such an entry, address or route as its witness.
+virtual server of an earlier process has such an entry, address or route. This object is called the witness of the virtual server.
 
 The set entry of a node port names no address, so the entry is a witness only on addresses where node ports are served. On any
 other address, a virtual server with the node port's number may belong to keepalived. It does not matter whether this host has the

@@ -77,7 +77,7 @@ class _Reader:
     def key(self, metadata: schema.Metadata | None) -> ObjectKey | None:
         """The key of the object that has the given metadata; None if the metadata contain no name.
 
-        The parsed object uses the key as its name.
+        The parsed object stores this same key as its name.
         """
         if metadata is None or not metadata.name:
             return None

@@ -33,7 +33,8 @@ DEFAULT_AFFINITY_TIMEOUT_S = 10800
 """The API server's default for ``sessionAffinityConfig``, in seconds (core/v1)."""
 LONGEST_AFFINITY_TIMEOUT_S = 86400
 FEW_PORTS = 8
-"""The largest number of ports of an object whose ports are shared through a cache; more ports would fill the cache."""
+"""The largest number of ports that an object may have if its ports are shared through a cache. Objects with more ports would fill
+the cache."""
 MOST_ENTRIES = 65536
 """The largest number of entries that one Service may have in one ipset.
 

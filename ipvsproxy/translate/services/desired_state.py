@@ -196,11 +196,11 @@ class Translation:
             self._add_flows(port, endpoints)
 
     # If a Service uses an address and port twice, only the first role counts. The order of roles is: the cluster IP, node ports,
-    # all other addresses; the same order applies between Services (see ``rank``). Source ranges restrict the load balancer's
-    # address even if it is also an external IP, as with kube-proxy.
+    # all other addresses. If several Services use the same address and port, the same order decides which Service gets them (see
+    # ``rank``). Source ranges restrict the load balancer's address even if it is also an external IP, as with kube-proxy.
 
     def _is_taken(self, port: ServicePort, address: Address, number: int) -> bool:
-        """Whether an external address or node port already serves another port of the Service, or is the cluster IP."""
+        """Whether the Service already serves this address and number by its cluster IP or another node port."""
         if address == self.cluster_address:
             return (port.protocol, number) in self._cluster_ports
         return number != port.node_port and address in self.node_addresses and (port.protocol, number) in self._node_ports

@@ -90,7 +90,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         return weights.weight(conditions.node_name, conditions.zone) if weights is not None else None
 
     def weighed(self, weights: EvenWeights, by_key: Mapping[bytes, int] | None) -> Weights:
-        """The real servers of a route with their weights; None means that each weight is 1.
+        """The real servers of a route with their weights. If ``by_key`` is None, each weight is 1.
 
         If the order of real servers decides which real server a client gets, all nodes order the real servers by address.
         """
@@ -139,7 +139,7 @@ def _why_no_direct_return(service: Service, settings: Settings) -> Skipped | Non
 
 
 def _allowed(chosen: ServiceAnnotations, settings: Settings, skipped: list[Skipped]) -> ServiceAnnotations:
-    """The annotations of the Service that the operator allows."""
+    """The annotations of the Service, without those that the operator does not allow."""
     forbidden = chosen.given - settings.annotations
     if not forbidden:
         return chosen

@@ -17,7 +17,7 @@ def test_a_rate_limit_refills_up_to_its_burst() -> None:
     assert [bucket.take(1000) for _ in range(3)] == [True, True, False]
 
 
-def test_each_subject_has_its_own_rate_limit_and_the_oldest_subject_is_forgotten() -> None:
+def test_each_subject_has_its_own_rate_limit_but_only_the_newest_subjects_are_remembered() -> None:
     limits: RateLimits[str] = RateLimits(1, 10.0, 2)
     assert [limits.take(subject, 0) for subject in ("a", "a", "b", "b")] == [True, False, True, False]
     assert limits.take("c", 0)
@@ -43,7 +43,7 @@ def test_retry_delays_double_up_to_the_upper_bound_and_start_again_at_the_shorte
     assert (delays.next_s(), delays.attempts) == (0.5, 1)
 
 
-def test_retry_delays_are_random_between_half_of_their_bound_and_the_bound() -> None:
+def test_retry_delays_are_random_and_at_least_half_as_long_as_their_upper_bound() -> None:
     delays = timing.Backoff(first_s=8, longest_s=8, dice=random.Random(1))
     drawn = [delays.next_s() for _ in range(200)]
     assert all(4 <= delay <= 8 for delay in drawn)

@@ -149,7 +149,7 @@ def test_a_process_that_is_about_to_stop_is_neither_healthy_nor_eligible(node: N
     assert not node.status.is_eligible
 
 
-def test_a_process_that_waits_for_its_first_lists_is_neither_eligible_nor_late() -> None:
+def test_livez_but_not_healthz_answers_ok_while_the_process_waits_for_its_first_lists() -> None:
     node = Node()
     node.missing = [ObjectKind.SERVICE, ObjectKind.NODE]
     node.clock.now += 3600

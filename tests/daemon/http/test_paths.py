@@ -79,7 +79,7 @@ def _metrics(node: Node) -> contextlib.AbstractAsyncContextManager[int]:
         ("/nothing", b"404 page not found\n"),
     ],
 )
-async def test_the_metrics_server_answers_simple_pages_and_a_missing_page_as_kube_proxy_does(path: str, body: bytes) -> None:
+async def test_the_metrics_server_returns_the_same_simple_pages_and_404_page_as_kube_proxy(path: str, body: bytes) -> None:
     async with _metrics(Node()) as port:
         assert (await http_client.ask(port, path)).body == body
 

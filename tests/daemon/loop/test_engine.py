@@ -129,7 +129,7 @@ async def test_a_change_during_a_sync_is_programmed_by_the_next_sync(monkeypatch
 @pytest.mark.parametrize(
     ("count", "endpoints", "each_s", "most"), [(5000, 0, 0.00001, 300), (1000, 50, 0.0002, 12), (500, 200, 0.001, 3)]
 )
-async def test_translating_many_services_lets_other_tasks_run_in_between(
+async def test_other_tasks_run_while_many_services_are_translated(
     monkeypatch: pytest.MonkeyPatch, count: int, endpoints: int, each_s: float, most: int
 ) -> None:
     translated = let_translations_take(each_s, monkeypatch)

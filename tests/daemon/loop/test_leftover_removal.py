@@ -268,7 +268,7 @@ async def test_a_table_that_has_kube_proxys_name_but_other_contents_is_kept_and_
         assert node.subject.present[IPV4]
 
 
-def test_at_the_start_kube_proxys_tables_are_logged_and_not_changed(logs: list[EventDict]) -> None:
+def test_tables_of_kube_proxy_are_logged_and_not_changed_at_the_start(logs: list[EventDict]) -> None:
     tables = MemoryTables({IPV6: left_tables.LEFT})
     tables.failing = {("read", IPV4)}
     leftover_removal.announce(leftover_removal.of_nftables(tables))

@@ -163,7 +163,8 @@ async def test_a_changed_node_changes_only_a_few_objects_of_each_service_with_en
         # Three objects of each Service change: a tunnel, the endpoint that the tunnel replaces, and the set entry that
         # masquerades the endpoint.
         (lambda: node.put(other), 3 * there + 1, there),
-        (lambda: node.put(builders.endpoint_slice(service="s1")), 3, 1),  # the Service has two addresses and one firewall mark
+        # the Service loses its endpoint at two addresses and at one firewall mark
+        (lambda: node.put(builders.endpoint_slice(service="s1")), 3, 1),
         (lambda: node.remove(other), 3 * (there - 1) + 1, there - 1),
     )
     async with node.serving(builders.node(), *objects):

@@ -184,7 +184,7 @@ async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown
     assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 2
 
 
-async def test_if_the_limit_is_zero_no_counters_are_read_and_no_series_are_shown() -> None:
+async def test_no_counters_are_read_and_no_series_are_shown_if_the_limit_is_zero() -> None:
     scene = Scene(WEB, limit=0)
     assert not await scene.scrape({CLUSTER: Counters(1)})
     assert scene.kernel.readings == 0

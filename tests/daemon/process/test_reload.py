@@ -211,7 +211,7 @@ async def test_the_previous_configuration_stays_applied_if_a_new_configuration_c
 
 
 @pytest.mark.parametrize("how", ["asked", "changed"])
-async def test_a_configuration_that_could_not_be_applied_is_retried_after_a_pause_or_a_change_or_a_signal(
+async def test_a_failed_configuration_is_retried_without_a_pause_after_a_signal_or_a_change_of_the_file(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs, how: str
 ) -> None:
     monkeypatch.setattr(reload, "FIRST_RETRY_S", 1000.0)
@@ -257,7 +257,7 @@ async def test_a_configuration_that_could_not_be_applied_is_forgotten_when_the_f
     assert (process.outcomes, process.applied) == ([False, True, False, False, False, True], [])
 
 
-async def test_a_changed_setting_that_needs_a_restart_keeps_its_value_and_is_reported(process: Process, logs: Logs) -> None:
+async def test_a_change_of_a_setting_that_needs_a_restart_is_reported_but_not_applied(process: Process, logs: Logs) -> None:
     await process.check_changed("hostnameOverride: other", "metricsBindAddress: 127.0.0.1:1", "ipvs: {strictARP: true}", NFTABLES)
     (config,) = process.applied
     assert (config.node_name, config.strict_arp) == ("node-a", True)

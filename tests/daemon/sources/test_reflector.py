@@ -217,7 +217,7 @@ def long_page(version: int) -> bytes:
 
 
 @pytest.mark.parametrize(("before", "asked"), [((), ["0"]), ((page(version=100), [GONE_LINE]), ["0", "100"])])
-async def test_the_request_after_a_list_that_broke_off_names_the_resource_version_of_that_list(
+async def test_the_next_request_names_the_resource_version_of_a_list_even_if_the_list_was_incomplete(
     before: Sequence[Answer], asked: list[str]
 ) -> None:
     world = await run_script(*before, long_page(200)[:-500], page(version=210), [])
@@ -275,7 +275,7 @@ async def test_a_second_410_causes_an_immediate_list_if_the_last_watch_was_open_
     assert world.sleeps == []
 
 
-async def test_a_malformed_watch_line_causes_a_list_after_a_pause_and_earlier_lines_are_kept() -> None:
+async def test_lines_before_a_malformed_watch_line_are_used_and_a_new_list_is_requested_after_a_pause() -> None:
     world = await run_script(page(), [ADDED + b'{"type": "ADD\n' + line("ADDED", service("b", 106))], page())
     assert names(world.delivered) == ["Put a"]
     assert len(world.lists) == 2

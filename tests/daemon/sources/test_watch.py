@@ -137,7 +137,7 @@ async def test_the_address_of_an_open_connection_is_delivered_if_name_resolution
         ("https://name.invalid:6443", None, {}, set()),
     ],
 )
-async def test_the_addresses_of_server_and_http_proxy_are_found(
+async def test_the_addresses_of_the_api_server_and_of_the_http_proxy_are_found(
     host: str,
     proxy_url: str | None,
     environment: Mapping[str, str],
@@ -182,7 +182,7 @@ async def test_each_kind_is_listed_with_its_selectors_and_then_watched(setup: Se
     assert query["resourceVersion"] == str(setup.server.store.revision)
 
 
-async def test_changes_of_selected_objects_arrive_and_changes_of_other_objects_do_not_arrive(setup: Setup) -> None:
+async def test_only_changes_of_selected_objects_arrive(setup: Setup) -> None:
     setup.server.put(SERVICES, service("other", labels={"service.kubernetes.io/service-proxy-name": "other"}))
     setup.server.put(SERVICES, service("headless", "None"))
     setup.server.put(NODES, {"metadata": {"name": "n2"}})

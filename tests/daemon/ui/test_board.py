@@ -45,7 +45,7 @@ def test_a_search_finds_services_by_name_address_port_and_pod_address(text: str,
     assert board.parse_query(text).matches(WEB, SLICES) is is_found
 
 
-def test_filters_select_services_by_namespace_type_node_and_problems() -> None:
+def test_services_can_be_filtered_by_namespace_and_by_type_and_by_node_and_by_problems() -> None:
     def found(*, has_problems: bool = False, text: str = "", **filters: Any) -> bool:
         return board.parse_query(text)._replace(**filters).matches(WEB, SLICES, has_problems=has_problems)
 

@@ -1,4 +1,7 @@
-"""Covers the cost of the page, in steps of Python: the cost depends on the size of a change, not on the number of Services."""
+"""Tests that the cost of the page depends on the size of a change, not on the number of Services.
+
+The cost is the number of Python calls and lines that are executed.
+"""
 
 import gc
 import time

@@ -76,7 +76,7 @@ def test_successive_syncs_without_a_change_are_shown_as_one_event() -> None:
     ]
 
 
-def test_an_event_shows_drift_together_with_its_repair() -> None:
+def test_an_event_of_drift_shows_whether_the_drift_was_repaired() -> None:
     log = EventLog()
     log.synced(summaries.summary(drifted={"real_server": 2}, report=_report(add_real_server=2)), AT_S)
     log.synced(summaries.summary(drifted={"real_server": 1}, report=_report(pending=1)), AT_S)

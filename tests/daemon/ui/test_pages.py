@@ -211,7 +211,7 @@ async def test_an_event_contains_pod_names_even_of_deleted_endpoints_while_the_p
 
 
 @in_virtual_time
-async def test_the_view_of_a_service_shows_pod_names_and_the_names_are_read_again_after_a_change() -> None:
+async def test_the_view_of_a_service_shows_pod_names_and_reads_them_again_only_after_a_change() -> None:
     async with _serving() as node:
         node.targets.update(PODS)
         assert node.names_read == []

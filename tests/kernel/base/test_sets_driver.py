@@ -68,7 +68,7 @@ EVENTS = st.tuples(
 
 
 @given(st.lists(EVENTS, min_size=20, max_size=60))
-def test_polls_return_the_contents_of_the_kernel_even_after_changes_by_other_programs_and_after_failed_reads(
+def test_polls_find_changes_by_other_programs_even_after_failed_reads(
     history: list[tuple[str, str]],
 ) -> None:
     driver = InMemory()

@@ -231,7 +231,7 @@ MARKS_NEED = (
         (SetKind.SCOPE, 0, 4, [], MARKS_NEED),
     ],
 )
-def test_if_the_kernel_lacks_the_needed_revision_a_set_gets_the_nearest_revision_but_a_set_with_marks_is_refused(
+def test_a_set_gets_the_nearest_revision_unless_its_marks_need_a_revision_that_the_kernel_lacks(
     kind: SetKind, lowest: int, newest: int, created: list[int], reason: str
 ) -> None:
     requested: list[int] = []

@@ -56,7 +56,10 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 def rules(programs: pathlib.Path) -> LeftoverRules:
-    """Reads the output of the scripts as leftover rules, because the fake kernel always reports one of our chains."""
+    """A reader that takes leftover rules from the output of the scripts.
+
+    The scripts run even for nf_tables, because ``has_chain`` is always true.
+    """
     return LeftoverRules(iptables.COMMANDS, programs, has_chain=lambda *_: True)
 
 
@@ -128,7 +131,7 @@ def test_leftover_rules_have_no_fingerprint_and_cannot_be_read_if_the_table_name
 
 
 @pytest.mark.parametrize(("number", "fingerprint"), [(errno.EINVAL, NO_SUBSYSTEM), (errno.ENOMEM, None)])
-def test_a_failed_read_of_nf_tables_gives_a_fingerprint_only_if_the_kernel_has_no_nf_tables(
+def test_after_a_failed_read_there_is_a_fingerprint_only_if_the_kernel_has_no_nf_tables(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, fingerprint: object
 ) -> None:
     refused = KernelError(action="read the generation of nf_tables", errno=number)
@@ -232,7 +235,7 @@ def test_with_the_nftables_backend_iptables_runs_only_if_nf_tables_has_a_chain_o
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_with_the_nftables_backend_all_our_rules_in_iptables_are_leftovers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_our_rules_in_iptables_are_leftovers_if_the_backend_is_nftables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iptables_variant, "installed", lambda: tuple(Variant))
     subject = LeftoverRules(iptables.COMMANDS, backend=Backend.NFTABLES)
     places = subject.places({Family.IPV6: Program((6, 1), "nftables")})

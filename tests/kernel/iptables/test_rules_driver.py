@@ -92,7 +92,7 @@ def test_a_write_starts_the_thread_for_rules_if_an_earlier_start_of_the_thread_f
     assert driver.apply([PUT]) == [Outcome(PUT)]
 
 
-def test_a_slow_iptables_program_keeps_running_and_a_later_attempt_returns_the_outcome_of_this_program(
+def test_a_later_attempt_returns_the_outcome_of_a_slow_iptables_program_that_kept_running(
     make: Make, programs: pathlib.Path
 ) -> None:
     is_over = threading.Event()
@@ -134,7 +134,7 @@ def test_a_slow_write_of_rules_in_one_family_does_not_delay_the_other_family(mak
     assert second == Outcome(PUT_V6)
 
 
-def test_once_an_iptables_program_was_slow_the_driver_waits_only_briefly_for_later_programs_until_one_ends_in_time(
+def test_after_a_slow_iptables_program_the_driver_waits_only_briefly_until_a_program_ends_in_time(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_s: list[float | None] = []

@@ -120,7 +120,7 @@ def test_timeouts_are_read_only_from_a_complete_answer() -> None:
         driver.read_timeouts()
 
 
-def test_a_real_server_without_an_address_family_is_an_error_and_does_not_count_as_absent() -> None:
+def test_reading_connections_fails_if_a_real_server_in_the_answer_has_no_address_family() -> None:
     one = server("fd00:96::1")
     values = ((1, bytes(16)), (2, bytes(2)), (3, bytes(4)), (4, bytes(4)), (7, bytes(4)), (8, bytes(4)))
     destination = b"".join(fake_netlink.attribute(number, value) for number, value in values)

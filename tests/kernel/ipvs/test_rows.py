@@ -61,7 +61,10 @@ INFORMATION = fake_netlink.attribute(1, struct.pack("=I", 0x10201)) + fake_netli
 
 
 class Kernel:
-    """A kernel that answers a listing with these datagrams, and a request for information about IPVS with ``information``."""
+    """A fake kernel.
+
+    It answers a listing with the datagrams that ``listing`` makes, and a request for information about IPVS with ``information``.
+    """
 
     def __init__(self, *listing: Callable[[int], fake_netlink.Answer], information: bytes = INFORMATION) -> None:
         self._listing = listing

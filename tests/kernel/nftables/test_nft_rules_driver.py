@@ -275,7 +275,7 @@ def test_our_rules_are_written_even_if_other_rules_change_all_the_time(
     assert driver.observe(Family.IPV4) == few_rules(Family.IPV4).in_force
 
 
-def test_if_a_rule_refers_to_an_unknown_set_only_the_rules_of_the_same_family_are_not_written(driver: NftRulesDriver) -> None:
+def test_a_rule_that_refers_to_an_unknown_set_causes_an_error_only_for_its_own_family(driver: NftRulesDriver) -> None:
     rule = Rule(set=SetMatch("THEIRS", (Side.DESTINATION,)), target=Verdict.DROP)
     wrong = Skeleton(family=Family.IPV4, chains={skeleton.CHAINS[0]: (rule,)}, jumps=())
     outcomes = driver.apply([Operation(Verb.SET, wrong), Operation(Verb.SET, few_rules(Family.IPV6))])

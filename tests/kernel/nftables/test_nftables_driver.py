@@ -1,4 +1,4 @@
-"""The transactions of the nftables driver for rules and sets together, with the real nf_tables of this machine.
+"""Tests transactions in which the nftables driver writes rules and sets together, in the real nf_tables of this machine.
 
 ``test_nft_rules_driver`` and ``test_nft_sets_driver`` test what the drivers of rules and of sets write and read.
 """

@@ -113,7 +113,7 @@ def test_an_undesired_virtual_server_is_reported_in_one_line_with_its_settings()
     ]
 
 
-def test_each_real_server_that_differs_is_reported_in_one_line() -> None:
+def test_one_line_is_reported_for_each_real_server_that_differs_from_the_desired_state() -> None:
     node = running("10.244.0.1", "10.244.0.2", "10.244.0.4")
     weights = node.kernel.virtual_servers[serving.KEY].real_servers
     weights[builders.backend("10.244.0.1")] = 0

@@ -1,4 +1,6 @@
-"""Which operations wait for other operations; each operation fails once, and the tests check the state after every operation.
+"""Tests which operations wait for other operations.
+
+Each operation fails once, and the tests check the state after every operation.
 
 The tests need no kernel, because ``simulation`` interprets the rules for source ranges as iptables does.
 """

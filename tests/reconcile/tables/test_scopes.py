@@ -499,7 +499,7 @@ def test_no_endpoint_is_wrong_if_an_address_moved_to_another_service_while_no_pr
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_a_mark_that_two_ports_have_in_equally_many_entries_stays_with_the_port_that_has_no_other_mark(*, is_last: bool) -> None:
+def test_the_port_without_another_mark_keeps_a_mark_that_two_ports_have_in_equally_many_entries(*, is_last: bool) -> None:
     node = serving(shared("giver", 20, 1, BALANCER, "192.0.2.20"), shared("taker", 21, 2, "192.0.2.21"))
     node.put(*shared("giver", 20, 1, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, BALANCER, "192.0.2.21"))

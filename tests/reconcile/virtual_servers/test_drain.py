@@ -121,7 +121,7 @@ def test_rounding_does_not_delay_a_deadline_beyond_the_announced_time() -> None:
     assert drains.see({ONE: BUSY}, due_s, deadline_s=200) == [ONE]
 
 
-def test_beginning_a_drain_again_does_not_change_its_deadline() -> None:
+def test_a_drain_that_begins_again_keeps_its_deadline() -> None:
     drains = Judged(ONE)
     drains.begin(KEY, ONE, 150)
     assert drains.see({ONE: BUSY}, 160, deadline_s=60) == [ONE]

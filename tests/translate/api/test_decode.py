@@ -173,7 +173,9 @@ def test_a_line_of_a_watch_becomes_one_event_with_its_resource_version(
         ({"code": 500, "message": "x" * 1000}, ServerError(500, "x" * 500)),
     ],
 )
-def test_a_server_error_on_a_watch_is_passed_on_in_shortened_form(status: dict[str, Any], event: ServerError) -> None:
+def test_a_server_error_on_a_watch_keeps_the_code_and_at_most_500_characters_of_the_message(
+    status: dict[str, Any], event: ServerError
+) -> None:
     assert _line("ERROR", {"kind": "Status", "metadata": {}, "status": "Failure"} | status) == decode.WatchLine(event, "")
 
 

@@ -47,7 +47,7 @@ def names(events: list[Put | Rejected] | tuple[Put | Rejected, ...]) -> list[str
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 10_000])
-def test_items_are_returned_as_they_arrive_and_the_last_item_at_the_end_of_the_list(size: int) -> None:
+def test_all_items_but_the_last_are_returned_before_the_end_of_the_list(size: int) -> None:
     early, page = read(pieces_of(body_of(service("a"), service("b"), service("c")), size))
     assert (names(early), names(page.events)) == (["a", "b"], ["c"])
     assert (page.resource_version, page.continue_token) == ("77", "next")

@@ -16,7 +16,7 @@ def _node(document: dict[str, Any]) -> Node:
     return parse.parse_node(msgspec.convert(document, schema.NodeJson), "node-a")
 
 
-def test_internal_addresses_of_a_node_precede_external_addresses_and_host_names_are_left_out() -> None:
+def test_the_addresses_of_a_node_begin_with_the_internal_addresses_and_include_no_host_names() -> None:
     addresses = [
         {"type": "Hostname", "address": "node-a"},
         {"type": "ExternalIP", "address": "203.0.113.5"},

@@ -1,4 +1,4 @@
-"""Finds the pods behind endpoints, in the pages of a list and in manifests. An invalid object yields no pods."""
+"""Tests that the pods behind endpoints are found in the pages of a list and in manifests. An invalid object yields no pods."""
 
 import json
 from typing import Any

@@ -232,7 +232,7 @@ def test_external_traffic_is_not_counted_for_a_family_without_external_addresses
 
 
 @pytest.mark.checklist(52)
-def test_every_virtual_server_of_a_service_has_its_session_affinity_and_timeout() -> None:
+def test_every_virtual_server_of_a_service_has_the_session_affinity_and_timeout_of_the_service() -> None:
     sticky = service("web", service_port(node_port=30080), external=["192.0.2.1"], affinity_timeout_s=10800)
     state = state_of(sticky)
     assert len(state.virtual_servers) == 3

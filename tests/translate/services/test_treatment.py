@@ -135,7 +135,7 @@ def test_a_scheduler_that_ignores_weights_gets_only_the_weights_zero_and_one() -
     ]
 
 
-def test_the_weight_of_an_endpoint_slice_overrides_weight_rules_and_needs_no_annotation_of_the_service() -> None:
+def test_the_weight_of_an_endpoint_slice_applies_whether_or_not_the_service_has_weight_rules() -> None:
     canary = weighty(endpoint_slice(endpoint("10.244.2.9", OTHER_NODE), suffix="canary"), 2)
     state = state_of(builders.service(), SLICE, canary, settings=Settings(scheduler="wrr"))
     assert weights(state) == {NEAR: 1, FAR: 1, "10.244.2.9": 2}
@@ -247,7 +247,7 @@ def test_real_servers_have_the_same_order_on_all_nodes_with_a_hash_scheduler(sch
         assert orders == {tuple(builders.backend(address) for address in sorted(addresses))}
 
 
-def test_virtual_servers_of_a_service_with_equal_weights_share_one_object_for_the_weights() -> None:
+def test_virtual_servers_of_one_service_share_one_object_for_equal_weights() -> None:
     balanced = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=[BALANCER])
     one, other = state_of(annotated(balanced, scheduler="wrr", weights=WeightRules({}, {}, 3)), SLICE).served
     assert isinstance(one.weights, UnevenWeights)
