@@ -207,8 +207,8 @@ def _abridge(seen: lab.Result) -> str:
 def main(mailbox: pathlib.Path | None = None) -> int:
     """Run the demo, and return the exit status.
 
-    If there is a directory for requests for the page, the node continues to run after the last check until the user ends the
-    demo.
+    ``mailbox`` is the directory through which the host passes requests for the web page. With a mailbox, the node continues to
+    run after the last check until the user ends the demo.
     """
     begin = time.monotonic()
     screen = Screen()

@@ -14,7 +14,7 @@ from tests.faults import starts
 
 
 def main() -> int:
-    """Run the starts, and print a line for each."""
+    """Start ipvsproxy once for each chosen failure, and print one line for each start."""
     arguments = _parse()
     verdicts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name, starts.Node(Path(name)) as node:

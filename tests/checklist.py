@@ -1,8 +1,8 @@
 """Lists the cases that kube-proxy's own tests cover, and finds the tests of this project that cover each case.
 
-A test names a case that it covers by the number of the case: ``@pytest.mark.checklist(13)``. The cases were collected by reading
-pkg/proxy/ipvs and pkg/proxy in kubernetes/kubernetes v1.36.2. ``scripts/checklist`` prints all cases with their tests; its exit
-status is 1 if a case has no test, or if a test names a case that does not exist.
+A marker at a test gives the numbers of the cases that the test covers: ``@pytest.mark.checklist(13)``. The cases were collected
+by reading pkg/proxy/ipvs and pkg/proxy in kubernetes/kubernetes v1.36.2. ``scripts/checklist`` prints all cases with their tests;
+its exit status is 1 if a case has no test, or if a test names a case that does not exist.
 """
 
 import collections

@@ -65,7 +65,7 @@ def test_every_flag_in_running_md_exists() -> None:
     assert named - catalogue.BY_FLAG.keys() == set()
 
 
-def test_running_md_names_exactly_the_modules_that_a_start_loads() -> None:
+def test_running_md_lists_exactly_the_kernel_modules_that_the_program_loads_when_it_starts() -> None:
     section = (ROOT / "docs/running.md").read_text().partition("\n### Kernel modules\n")[2].partition("\n### ")[0]
     of_nftables = re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0].split()
     assert set(of_nftables) == {*host.NFTABLES_MODULES, "ip_vs_rr", "nf_conntrack_netlink"}
@@ -90,7 +90,7 @@ def test_every_metric_that_a_document_names_exists(document: pathlib.Path) -> No
     assert named - {one.name for one in ALL} == set()
 
 
-# The computed numbers in docs/choosing.md and docs/running.md. The measured figures come from docs/performance.md.
+# Tests of the computed numbers in docs/choosing.md and docs/running.md. The measured figures come from docs/performance.md.
 
 SIZES = [
     [cell.strip() for cell in line.strip("|").split("|")]

@@ -1,11 +1,11 @@
 """Compares ipvsproxy with recordings of kube-proxy: the kernel state row by row, HTTP answers, and the results of probes.
 
 Each test compares one section in one phase of one profile; a failure lists the differing rows. Rows that
-``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. The recordings
-have no second scopes, because kube-proxy has none. Therefore one profile runs once more with second scopes (``SCOPED``), which
-are separate virtual servers for some clients. Apart from the second scopes (see ``docs/scopes.md``), everything in this run must
-equal the recording. Every recorded Service with externalTrafficPolicy Local must have second scopes, and no other Service may
-have them.
+``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. kube-proxy has
+no second scopes (``docs/scopes.md``), so the recordings do not contain any. Therefore one profile runs once more with second
+scopes (``SCOPED``), which are separate virtual servers for some clients. Apart from the second scopes (see ``docs/scopes.md``),
+everything in this run must equal the recording. Every recorded Service with externalTrafficPolicy Local must have second scopes,
+and no other Service may have them.
 """
 
 import functools
@@ -165,7 +165,10 @@ def _settle(world: golden_fixtures.World, running: program.Program, profile: str
     answers: State = {}
 
     def is_readable() -> bool:
-        """Whether the health answer names no unreadable part; a part is unreadable if a poll gave up a slow program."""
+        """Whether the health answer names no part of the kernel as unreadable.
+
+        A part is unreadable if a poll stopped waiting for a slow program.
+        """
         nonlocal answers
         answers = golden_http.read_answers(recorded)
         return "unreadable" not in str(answers["health"])
@@ -270,7 +273,10 @@ def _host(address: str) -> str:
 
 @pytest.fixture(scope="module", name="answers")
 def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, lab.Result]:
-    """The results of all probes after phase P0 of the default profile, in a separate run, because phase P1 drains connections."""
+    """The results of all probes after phase P0 of the default profile.
+
+    The probes have a separate run of the program, because phase P1 drains connections.
+    """
     world, running = _start("default", tmp_path_factory.mktemp("probes"))
     with running:
         running.wait_until_synced()

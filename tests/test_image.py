@@ -97,7 +97,7 @@ def test_the_image_serves_with_one_capability_after_it_has_prepared_the_node(tmp
 
 @NEEDS_NF_TABLES
 @pytest.mark.usefixtures("network_namespace")
-def test_with_nftables_the_image_serves_with_one_capability_and_without_external_programs(tmp_path: pathlib.Path) -> None:
+def test_the_image_serves_with_one_capability_and_without_external_programs_if_it_uses_nftables(tmp_path: pathlib.Path) -> None:
     flags = (*FLAGS, "--rules-backend=nftables")
     prepared = run(*inside("ipvsproxy", "--init-only", *flags))
     assert prepared.returncode == 0, prepared.stderr

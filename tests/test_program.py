@@ -252,7 +252,9 @@ def has_virtual_server_at(address: str) -> bool:
     return f" {socket.inet_aton(address).hex().upper()}:" in pathlib.Path("/proc/net/ip_vs").read_text()
 
 
-async def test_the_process_answers_and_stops_on_a_signal_while_it_programs_a_very_large_service(folder: pathlib.Path) -> None:
+async def test_the_process_answers_livez_and_stops_on_a_signal_while_it_programs_a_very_large_service(
+    folder: pathlib.Path,
+) -> None:
     large = service("large", 40)
     large["spec"]["externalIPs"] = [f"11.0.{number >> 8}.{number & 255}" for number in range(LARGE)]
     async with running(f"--manifests={folder}") as program:

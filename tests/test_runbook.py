@@ -167,7 +167,10 @@ def answering(tools: pathlib.Path) -> Iterator[None]:
 
 
 def type_in(commands: str, folder: pathlib.Path) -> str:
-    """Run command lines in one shell, in a folder that has the files that the lines name; returns the output."""
+    """Run command lines in one shell in ``folder``, and return the output.
+
+    The function first adds a link to the project's ``manifests`` to the folder.
+    """
     (folder / "manifests").symlink_to(ROOT / "manifests")
     done = subprocess.run(
         ("bash", "-eEu", "-o", "pipefail", "-c", f"trap 'echo failed: $BASH_COMMAND' ERR\n{commands}"),

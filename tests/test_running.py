@@ -1,4 +1,6 @@
-"""Runs the program on a real kernel as an operator does: preparation, few privileges, one instance, signals, changed files.
+"""Runs the program on a real kernel as an operator does.
+
+The tests cover preparation, missing privileges, a second instance, signals and changed files.
 
 ``tests/test_program.py`` checks the programmed objects.
 """

@@ -38,7 +38,7 @@ priority and fairness gives to clients."""
 TIMEOUT_S = 5.0
 """The longest wait for the whole answer of a node, in seconds."""
 MOST_BYTES = 64 << 10
-"""The size up to which an answer of a node is read, in bytes."""
+"""The largest size of a node's answer in bytes; a longer answer is an error."""
 RECENT = dt.timedelta(minutes=10)
 """The time for which a node counts as drifting after ipvsproxy has found changes by another program."""
 ROLE = "the right to get pods/proxy in the namespace is needed, and to list pods without --pods; docs/commands.md has a Role"

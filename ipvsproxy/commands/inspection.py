@@ -89,7 +89,7 @@ class Comparison:
         """Read the kernel, and take the pending changes out of the store; returns the pending changes.
 
         Raises:
-            UnknownStateError: a part of the kernel could not be read, or the first list of a kind of API objects is in doubt.
+            UnknownStateError: a part of the kernel could not be read, or an empty first list of API objects is not yet confirmed.
             KernelError: the kernel did not answer a query.
         """
         if self.store.may_lack_all:
@@ -154,7 +154,7 @@ class CommandAnswer(NamedTuple):
 
 
 Render = Callable[[Document], Iterable[str]]
-"""The lines of a document for people."""
+"""A function that renders a document as lines of text for people."""
 
 
 def run(config: Config, answer: Callable[[Inspected], Awaitable[CommandAnswer]], render: Render) -> int:

@@ -264,7 +264,7 @@ def is_of_kube_proxy(table: NftTable) -> bool:
 
 
 def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
-    """Whether KUBE-FORWARD in the chain's table accepts the packets of Services before the chain rejects them."""
+    """Whether KUBE-FORWARD is in this table, and accepts the packets of Services before the chain at this hook refuses them."""
     choice, is_of_nft = facts.iptables_choice, table.family in ("ip", "ip6")
     is_forward = hook == "forward" and table.name == "filter"
     return is_forward and choice is not None and (choice.variant is Variant.NF_TABLES) == is_of_nft

@@ -32,7 +32,7 @@ _FILTER = re.compile(rf"(?i)(namespace|node):.+|type:({'|'.join(_TYPES)})|proble
 
 
 def parameters(text: str) -> Mapping[str, str]:
-    """The parameters of ``services.json`` for a filter.
+    """Translates the text of a filter into URL parameters of ``services.json``.
 
     Words such as ``namespace:demo``, ``type:nodeport``, ``node:node-b`` and ``problems:only`` each become a parameter. Words that
     are no filters form the search text.

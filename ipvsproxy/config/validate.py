@@ -30,7 +30,7 @@ _ALL = "all"
 _NODE_PORT_RANGES = {"localhost": ("127.0.0.0/8", "::1/128"), _ALL: ("0.0.0.0/0", "::/0")}
 """For each word that ``nodePortAddresses`` may contain, except ``primary``: the address ranges that the word means
 (cmd/kube-proxy/app/server.go since 1.37)."""
-_SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # The kernel's limit IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL.
+_SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # The kernel's limit IP_VS_SCHEDNAME_MAXLEN is 16 bytes with the NUL.
 _INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # Rules and interface names must not contain the excluded characters.
 _MARK_DROP = 0x8000  # The mark bit of the kubelet's chain KUBE-MARK-DROP.
 _MOST_SCOPE_BITS = 16
@@ -89,7 +89,7 @@ class Values:
 
 
 def resolve(values: Values, hostname: str) -> Config:
-    """Apply defaults and rules.
+    """Apply the defaults, check the values, and return the configuration.
 
     Raises:
         ConfigError: the values have problems, including problems that the parser has found.

@@ -1,11 +1,10 @@
 """Writes Kubernetes events (events.k8s.io/v1), which ``kubectl describe`` and ``kubectl get events`` show.
 
-Rule 1: no part of the process waits until an event is written, or fails because an event cannot be written. An event that cannot
-be written is dropped.
-Rule 2: repetitions of an event are counted in one event object. Events have one rate limit for each object, and another rate
-limit for the whole process.
-Rule 3: if all nodes record the same event, its name is derived from its content, and each node waits for a random delay. The
-first node creates the event. The API server rejects the events of all other nodes, because they have the same name.
+Rule 1: no part of the process waits for an event to be written, and none fails if an event cannot be written. An event that
+cannot be written is dropped. Rule 2: repetitions of an event are counted in one event object. Events have one rate limit for each
+object, and another rate limit for the whole process. Rule 3: if all nodes record the same event, its name is derived from its
+content, and each node waits for a random delay. The first node creates the event. The API server rejects the events of all other
+nodes, because they have the same name.
 """
 
 import asyncio
@@ -31,8 +30,8 @@ from ipvsproxy.store.objects import Complaint, Store
 from ipvsproxy.translate.services.refusal import WAYS_OUT
 
 CONTROLLER = "kube-proxy"
-"""The name of the controller in all events, which operators and their tools know from kube-proxy. The name of the instance also
-contains the name of the node."""
+"""The name of the controller in all events; operators and their tools know this name from kube-proxy. The name of the instance
+also contains the name of the node."""
 LONGEST_NOTE = 1024
 """The longest note of an event in bytes; the API server refuses longer notes (pkg/apis/core/validation in
 kubernetes/kubernetes)."""
@@ -40,7 +39,7 @@ LONGEST_NAME = 253
 BURST, REFILL_S = 25, 1.0
 """Rate limit of the process: ``BURST`` events at once, then one per ``REFILL_S``."""
 OBJECT_BURST, OBJECT_REFILL_S = 5, 300.0
-"""Rate limit of each object."""
+"""Rate limit for each API object: ``OBJECT_BURST`` events about the object at once, then one per ``OBJECT_REFILL_S`` seconds."""
 MOST_OBJECTS = 1000
 """The largest number of objects whose rate limits are remembered, and the largest number of different events whose repetitions
 are counted."""

@@ -72,9 +72,9 @@ class Running(NamedTuple):
     """The ipvsproxy that runs in this network namespace.
 
     ``process`` is the process ID, or 0 if the process is not visible, for example because it runs in another container.
-    ``arguments`` are the command-line arguments after the program's name. ``arguments`` is None if the mount namespace of the
-    running process differs from that of this process, because the file names in its arguments may mean different files in this
-    process.
+    ``arguments`` are the command-line arguments after the program's name. ``arguments`` is None if the running process has
+    another mount namespace than this process, because file names in the arguments may then mean different files for the two
+    processes.
     """
 
     process: int

@@ -104,7 +104,7 @@ class NodeKernel:
         self._without_fingerprint: set[Family] = set()
         """The families whose rules had no fingerprint at the last reading."""
         self._hidden: dict[Family, str] = {}
-        """A notice about each family with a table that iptables did not show at the last reading."""
+        """The error message of each family for which iptables did not show all tables at the last reading."""
         drivers: Mapping[DriverName, Driver] = {
             DriverName.IPVS: self.ipvs,
             DriverName.IPSET: self._backend.writes_sets,
@@ -142,7 +142,10 @@ class NodeKernel:
         return Observation(**read | {"skeletons": skeletons, "errors": tuple(errors), "is_of_rules": False})
 
     def _small_parts(self, sysctls: Iterable[str], *, thorough: bool) -> Iterator[Callable[[], _Part]]:
-        """Reads all objects except sets, rules and virtual servers; if ``thorough`` is false, only changed kinds of objects."""
+        """Yields functions that read all objects except sets, rules and virtual servers.
+
+        If ``thorough`` is false, the functions leave out unchanged addresses and routes.
+        """
         yield lambda: _of_addresses(self._addresses.observe() if thorough else self._addresses.observe_changed())
         yield lambda: {"routes": self._routes.observe() if thorough else self._routes.observe_changed()}
         yield lambda: {"sysctls": self._sysctls.observe(sysctls)}

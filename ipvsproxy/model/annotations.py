@@ -120,4 +120,4 @@ FIELDS: Mapping[Annotation, str] = {
     Annotation.SKIP_LOAD_BALANCER_IPS: "skips_load_balancer_ips",
     Annotation.DIRECT_RETURN: "direct_return",
 }
-"""The field of ``ServiceAnnotations`` for each annotation that has a field of its own."""
+"""For each annotation that has a field of its own in ``ServiceAnnotations``: the name of this field."""

@@ -26,7 +26,7 @@ class Verb(enum.StrEnum):
 
 Item = KernelObject | Skeleton
 WEIGHTS_SHOWN = 64
-"""The most weight changes of real servers that a report describes."""
+"""The maximum number of weight changes of real servers that a report describes."""
 
 
 class Operation(NamedTuple):
@@ -84,10 +84,10 @@ def count_objects(item: Item) -> int:
 class Outcome(NamedTuple):
     """The outcome of an operation.
 
-    ``error`` is empty if the change has been applied; otherwise ``error`` is one line of text for the operator. If an operation
-    on several objects fails for only some of the objects, or has a ``surprise`` for only some of the objects, each of these
-    objects has a separate outcome, and the operation of this outcome contains only this object. One more outcome covers the
-    remaining objects, and the operation of this outcome contains only these objects.
+    ``error`` is empty if the change has been applied; otherwise ``error`` is one line of text for the operator. An operation on
+    several objects may fail, or have a ``surprise``, for only some of the objects. Each of these objects then has a separate
+    outcome, whose operation contains only this object. One more outcome covers the remaining objects, and the operation of this
+    outcome contains only these objects.
 
     ``errno`` is the kernel's error number, or 0 if the kernel reported no error. ``surprise`` means that the object already
     existed before an addition, or was already absent before a removal. After a surprise, the change has been applied, but the

@@ -13,7 +13,7 @@ PORT_SIZE = 2
 NOT_MASQUERADED = -1
 """The value in place of a weight if the real server has a forwarding method that no Service requests.
 
-Setting a weight also sets the forwarding method.
+An operation that sets the weight of a real server also sets its forwarding method, and so corrects the method.
 """
 TUNNELLED = 1 << 32
 """The bit that is added to the weight of a real server that gets its packets by tunnel. The bit is larger than the kernel's

@@ -266,7 +266,7 @@ class Gone(NamedTuple):
 
 
 class ListStarted(NamedTuple):
-    """The event that the list of all objects of one kind begins.
+    """An event which reports that the list of all objects of one kind begins.
 
     Until a ``Listed`` or another ``ListStarted`` follows, all events of the same kind come from the list.
     """
@@ -275,7 +275,7 @@ class ListStarted(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """The event that the list of all objects of one kind is complete.
+    """An event which reports that the list of all objects of one kind is complete.
 
     Only objects whose keys are in ``keys`` still exist.
     """
@@ -285,7 +285,7 @@ class Listed(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """The event that an object could not be parsed.
+    """An event which reports that an object could not be parsed.
 
     The last valid version of the object remains in use, so that a typing error does not interrupt a Service. ``field`` is empty
     if the reason does not concern one particular field.
@@ -299,7 +299,7 @@ class Rejected(NamedTuple):
 
 
 class ApiServersFound(NamedTuple):
-    """The event that this process has new addresses and ports at which it tries to reach its API servers.
+    """The event that this process now also tries to reach its API servers at the addresses and ports in ``servers``.
 
     The addresses and ports from earlier events remain valid.
     """

@@ -71,7 +71,7 @@ NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.UDP: (SetKind.NODE_PORT_UDP, SetKind.NODE_PORT_LOCAL_UDP),
     Protocol.SCTP: (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP),
 }
-"""The set of all node ports of a protocol, and the set of node ports with externalTrafficPolicy Local."""
+"""The two sets of each protocol: all node ports, and the node ports of Services with externalTrafficPolicy Local."""
 WITNESS_KINDS = SCOPE_KINDS | {kind for kind in SetKind if kind.startswith("KUBE-NODE-PORT-")}
 """Only entries of these sets prove that a virtual server by firewall mark, or one at a node port, belongs to ipvsproxy."""
 
@@ -156,7 +156,7 @@ behind."""
 
 
 class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
-    """One entry of the set with this name (one of ``IP_SETS``).
+    """One entry of the set whose name is ``set`` (a key of ``IP_SETS``).
 
     The type of the set determines which fields of the entry are used. A set of type ``hash:ip`` uses ``address``.
     ``hash:ip,port`` uses ``address``, ``protocol`` and ``port``. ``hash:ip,port,ip`` also uses ``other``, and
@@ -208,7 +208,7 @@ class MarkedEntry(SetEntry, frozen=True, gc=False):
 
 
 class ForeignElement(SetEntry, frozen=True, gc=False):
-    """An element of an nf_tables set that cannot be one of our entries.
+    """A set element of nf_tables that cannot be one of our entries.
 
     Only another program can have added a ``ForeignElement``. ``raw`` is the element's key in the kernel's encoding. An element
     without a key matches all keys that have no element (since Linux 5.13). An element without a key names no address or port, so

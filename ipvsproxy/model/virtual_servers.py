@@ -57,7 +57,7 @@ HASHED = 0x2
 SCHEDULER_FALLBACK = 0x8
 """The bit of IPVS's first scheduler flag (IP_VS_SVC_F_SCHED1).
 
-For ``sh`` and ``mh``: a client of a real server that takes no connections goes to another real server.
+With this flag, ``sh`` and ``mh`` choose another real server for a client if the client's real server takes no connections.
 """
 SCHEDULER_PORT = 0x10
 """The second scheduler flag. For ``sh`` and ``mh``: the hash includes the source port."""

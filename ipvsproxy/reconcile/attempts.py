@@ -39,12 +39,13 @@ FEWEST_KEPT = 1_000
 a processor."""
 
 PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "fo", "ovf"})
-"""Schedulers that skip a real server of weight 0. Other schedulers refuse clients instead (sh, dh, mh), or are unknown."""
+"""Schedulers that skip a real server of weight 0. The schedulers sh, dh and mh refuse clients instead. The behaviour of all other
+schedulers is unknown."""
 FEW_WAITING = 2
 """In any virtual server, this many real servers without connections may wait for their removal.
 
-In a virtual server with more desired real servers, as many real servers may wait as are desired. The scheduler walks over waiting
-real servers for each connection.
+If a virtual server has more desired real servers than this, the limit is the number of its desired real servers. The scheduler
+walks over waiting real servers for each connection.
 """
 
 
@@ -131,7 +132,7 @@ class Retries:
 
 
 class _Window:
-    """A sum of counts over the last seconds."""
+    """The sum of the counts that were added during the last ``length_s`` seconds."""
 
     def __init__(self, length_s: float) -> None:
         self._length_s = length_s

@@ -83,7 +83,7 @@ class Reconciler:
         self.observer = Observer(self._tables, self._drains, self._drifts)
         """Updates the observed side of the tables with readings of the kernel."""
         self.survey = survey.Survey(self._tables)
-        """Answers queries about both sides; other packages do not read the tables."""
+        """Answers queries about the desired and the observed state, because other packages do not read the tables."""
 
     def adopt(self, policy: Policy) -> None:
         """Adopt another policy.
@@ -92,7 +92,7 @@ class Reconciler:
         may be removed.
         """
         self._policy = policy
-        for key in self._drains.virtual_servers:  # the deadline of the Service may have changed
+        for key in self._drains.virtual_servers:  # the new policy may have another drain deadline
             self._drains.ask(key, 0)
         self._tables.scopes.use_bits(policy.scope_bits)
         virtual_servers = self._tables.virtual_servers
@@ -205,7 +205,8 @@ class Reconciler:
     def planning(self, now: float, *, only_additions: bool = False) -> Generator[None, None, Sequence[Operation]]:
         """Plans the operations that are possible now, in their order; yields after each piece of work.
 
-        ``only_additions`` means that some Services still have no desired state, so an undesired object may become desired.
+        If ``only_additions`` is true, no object is taken away, because some Services still have no desired state, and may desire
+        the object.
         """
         yield from self._tables.scopes.tending(may_close=not only_additions and self.observer.has_observed_all)
         yield from self._tables.slow_starts.tending(now)

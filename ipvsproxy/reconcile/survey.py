@@ -173,7 +173,7 @@ class Survey:
 
     @property
     def without_scope(self) -> Sequence[MarkedPort]:
-        """The Service ports that wait for a mark for their second scope; the first port in the list gets the next mark."""
+        """The Service ports whose second scope (for this node's clients) awaits a packet mark; the first gets the next mark."""
         return list(self._tables.scopes.marks.waiting)
 
     def scope(self, port: MarkedPort, family: Family) -> FirewallMark | None:
@@ -237,7 +237,7 @@ class Survey:
         return Sides(table.desired.get(key), table.observed.get(key), key in table.foreign)
 
     def has(self, owner: Owner, key: VirtualServerKey) -> bool:
-        """Whether an owner has a virtual server, even if other Services also desire the virtual server."""
+        """Whether a virtual server belongs to the given owner. Other Services may also desire the virtual server."""
         return self._tables.virtual_servers.owner_of(key) == owner
 
     def conflicts(self) -> Iterator[Conflict]:

@@ -80,7 +80,7 @@ def connection_of(client: TracedClient, key: VirtualServerKey, settings: Setting
 
 
 def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
-    """An address that a pod of this node may have, as far as the ranges of the node's pods are known."""
+    """An address that a pod of this node may have. If no range of pod addresses is known, the address is outside the cluster."""
     clusters = settings.cluster_networks if settings.detect_local is LocalMode.CLUSTER_CIDR else ()
     for network in (*skeleton.local_pod_networks(family, settings, view), *view.pod_networks, *clusters):
         if network.family is family and (not clusters or any(one.contains(network.address) for one in clusters)):
@@ -89,7 +89,7 @@ def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
 
 
 def _other_pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
-    """An address in the cluster's range that no pod of this node can have.
+    """An address that is in the cluster's range, but that no pod of this node can have.
 
     If no range is known, the returned address is outside the cluster.
     """

@@ -66,8 +66,8 @@ class Settings:
     ``local_interface`` is the name of the bridge or the name prefix of the interfaces, if pods of this node are recognised by
     interface. ``bind_address``, unless it is the unspecified address, is the node's primary address, and takes precedence over
     the Node object. ``external_addresses`` is the value of the feature gate AllowServiceExternalIPs. ``allowed_addresses`` are
-    served even if ``refusal`` would refuse them. ``refuses_node_addresses`` means that an external address that is known to
-    belong to another node is refused for every Service. ``scope_bits`` are the bits of packet marks that are used for ``scopes``.
+    served even if ``refusal`` would refuse them. ``refuses_node_addresses`` means that no Service gets an external address that
+    is known to belong to another node. ``scope_bits`` are the bits of packet marks that are used for ``scopes``.
     ``hash_scheduler`` is a scheduler that sends a client to one endpoint for as long as the endpoints do not change.
     ``annotations`` are the annotations that this node obeys. ``missing_schedulers`` maps each unusable scheduler that an
     annotation names to the reason why it is unusable. ``direct_return`` means that this node takes part in direct return.

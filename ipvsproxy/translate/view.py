@@ -248,7 +248,7 @@ class Lingering:
         return min(self.until_s.values(), default=None)
 
     def is_due(self, now: float) -> bool:
-        """Whether a grace period has ended, so that the addresses must be read."""
+        """Whether a grace period has ended. If one has ended, the caller must read the addresses."""
         return any(until_s <= now for until_s in self.until_s.values())
 
     def after(self, addresses: Iterable[Address], now: float) -> "Lingering":

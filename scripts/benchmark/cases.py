@@ -16,8 +16,8 @@ Pick = Callable[[Sequence[float]], float]
 MAIN = (10_000, 10)
 LARGEST = (100_000, 1)
 CROWDED = (5_000, 50, 10)
-"""A cluster whose pods are all on ten nodes. The node under test has 25,000 of these pods, more than two hundred times the usual
-maximum of a node."""
+"""A cluster with 5,000 Services of 50 pods each. All pods are on ten nodes. The node under test has 25,000 of these pods, more
+than two hundred times the usual maximum of a node."""
 OTHERS: Mapping[tuple[int, ...], int] = {(44_125, 2): 3, LARGEST: 1, (5_000, 50): 5, CROWDED: 3}
 """The number of measurements of each case. One start of the largest case with its replay takes seven minutes."""
 SMALL = ((100, 10), (1_000, 10))
@@ -555,7 +555,7 @@ def _backend_flags(backend: str) -> list[str]:
 
 
 def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repeats: int, quick: bool) -> Case:
-    """Measures the starts and replays of both sides alternately, because the speed of the machine changes from minute to minute.
+    """Measures starts and replays of both ``sides`` alternately, because the machine's speed changes from minute to minute.
 
     If ``repeats`` is 1, the sides are measured in reverse order, because the first side of ``binding`` leaves the kernel busy
     with removed addresses.

@@ -111,7 +111,7 @@ def churn(name: str, found: Sequence[Found]) -> Iterator[Row]:
 def beside_kernel(name: str, found: Sequence[Found]) -> Iterator[Row]:
     """The table rows that compare single changes, churn and new Services with their replays.
 
-    A replay sends the same messages again from a file, without the program.
+    A replay sends the program's recorded netlink messages again from a file, while the program does not run.
 
     The replay of a first connection includes the time of connecting.
     """
@@ -142,7 +142,7 @@ def rolling(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def idle(found: Sequence[Found]) -> Iterator[Row]:
-    """The table rows of the benchmark of a period without changes."""
+    """The table rows of the benchmark that measures a period without changes."""
     yield Row("idle", "processor %", found[0]["idle"]["cpu_percent"], 0.2)
     yield Row("idle", "processor %, with the polls of a minute", found[0]["idle"]["polling_percent"])
     yield Row("idle", "processor %, with polls of everything every 30 s", found[0]["idle"]["rarely_polling_percent"])

@@ -92,7 +92,7 @@ class _Socket:
 
 
 def _part(number: int, sequence: int) -> tuple[int, bytes]:
-    """Returns a message with some flows, and their number.
+    """Returns the number of flows in one part of the listing, and the messages with these flows.
 
     Only the first flow must be deleted: it goes to a removed real server.
     """

@@ -29,7 +29,7 @@ LONGEST_REST_S = 30.0
 
 
 def main() -> None:
-    """Run the measurements that the command line contains."""
+    """Run the measurements that the first command-line argument lists as JSON."""
     with tempfile.TemporaryDirectory() as directory:
         run(pathlib.Path(directory))
 
@@ -79,7 +79,7 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
     """Run one measurement in the namespace."""
     log = directory / "log"
     limit_s = arguments.pop("limit_s", None)
-    # Measurements without a kernel already run in a namespace, and leave no objects in it.
+    # Measurements without a kernel need no new namespace, because they leave no objects in the namespace of this process.
     inside = [] if what in cases.WITHOUT_KERNEL else ["ip", "netns", "exec", NAMESPACE]
     command = [*inside, sys.executable, "-m", "scripts.benchmark.measure", what, json.dumps(arguments)]
     if profile := os.environ.get("IPVSPROXY_PROFILE"):

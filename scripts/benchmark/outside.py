@@ -172,7 +172,7 @@ def serving(table: str) -> set[str]:
 
 
 def has_synced(metrics: str) -> bool:
-    """Whether an IPv4 sync has finished; older kube-proxies do not distinguish families."""
+    """Whether an IPv4 sync has finished. The metric of older kube-proxies has no IP family, so any sync of theirs counts."""
     return any(float(at) for labels, at in _LAST_SYNC.findall(metrics) if "IPv6" not in labels)
 
 

@@ -26,7 +26,7 @@ PAGE_S = 1.0
 HEAD_S = 3.0
 """``page.js`` requests the Services every ``PAGE_S`` seconds, and the state of the node every ``HEAD_S`` seconds."""
 PACKET_S = 4.0
-"""The interval at which each Service gets a packet."""
+"""The number of seconds between two packets to the same Service."""
 BURSTS_PER_S = 50
 SETTLED_S = 30.0
 """The time from the start until the first phase. After the first sync, ipvsproxy reads the kernel, and completes these readings

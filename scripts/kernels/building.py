@@ -1,4 +1,4 @@
-"""Builds a user-mode Linux that has nf_tables for IPv4 and IPv6, and only what the tests need. scripts/setup runs this.
+"""Builds, for scripts/setup, a user-mode Linux with nf_tables for IPv4 and IPv6, and without features that no test uses.
 
 The source is Debian's package linux-source-6.1. The kernel has the configuration of Debian's user-mode Linux, so that both
 kernels behave in the same way. However, nf_tables is added, and features that no test uses are removed, so that the build is

@@ -166,7 +166,7 @@ def write_inputs(guest: Guest, directory: pathlib.Path, variant: str) -> None:
 
 
 def memory_size(memory: str) -> int:
-    """Return the bytes of a number with a unit.
+    """Convert a number with a unit, such as 512M, to a number of bytes.
 
     Raises:
         NoKernelError: the text has no unit, or is not a number.

@@ -33,7 +33,7 @@ def pass_on(routes: dict[int, int], deadline: float | None) -> None:
 def follow(routes: dict[int, int], process: subprocess.Popen[bytes], deadline: float | None) -> None:
     """Copy from each file to its target while a process appends to the files. Close the files after the process has ended.
 
-    The keys of ``routes`` are the files, and the values are the targets of the copies.
+    ``routes`` maps the descriptor of each file to the descriptor that receives the copied data.
 
     Raises:
         TimeoutError: the deadline (a time of time.monotonic) has passed.

@@ -45,7 +45,7 @@ CHECKED, IDLE = 18, 64
 these ports. Together, these connections exceed ``LIMIT``."""
 LOOK_S = 0.02
 BOOKMARK_S = 1.0
-"""The longest wait for a bookmark."""
+"""The number of seconds that the test waits, so that the program receives a bookmark."""
 POLL_S = 0.2
 RELOAD_FAILED = b"event=reload_failed"
 BUT_RULES = ("virtual_servers", "ipsets", "addresses")

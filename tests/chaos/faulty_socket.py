@@ -1,4 +1,4 @@
-"""Netlink sockets that inject faults: a test sets in ``faults`` how the requests of the program to the kernel fail."""
+"""Netlink sockets that inject faults: ``Faults`` says which requests of the program to the kernel fail, and how."""
 
 import dataclasses
 import errno

@@ -55,7 +55,7 @@ PATIENT = b"drift_returns"
 """The log event which says that the program delays the repair of drift."""
 SYNCED = b"event=synced"
 HARMFUL = {"drift", "harm"}
-"""Steps in which requests may be lost."""
+"""The kinds of steps in which requests may be lost."""
 LIVES = itertools.count()
 """Numbers of processes."""
 
@@ -85,7 +85,7 @@ class History:
         With ``quick``, ``verify`` runs only at the end of the history.
 
         ``direct_return`` says whether direct return is on; if it is on, Services and Nodes choose direct return by annotations.
-        The program runs without the fix for the bad moment that ``without`` names.
+        If ``without`` is a ``Moment``, the program runs without the fix that handles this moment.
         """
         self.diary: list[str] = []
         self._steps = list(drawn.steps)

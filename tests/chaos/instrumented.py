@@ -1,7 +1,7 @@
 """Runs ``ipvsproxy`` with its usual arguments, counts its tasks, and lets its netlink sockets fail on request.
 
-In the directory ``IPVSPROXY_CHAOS``, the program writes the number of tasks to the file ``tasks`` every second, and reads from
-the file ``faults`` which faults a test orders. ``IPVSPROXY_CHAOS_WITHOUT`` names the bad moment whose fix is removed from the
+The program uses two files in the directory ``IPVSPROXY_CHAOS``. It writes the number of its tasks to ``tasks`` every second, and
+reads from ``faults`` which faults a test orders. ``IPVSPROXY_CHAOS_WITHOUT`` names the bad moment whose fix is removed from the
 program; ``IPVSPROXY_CHAOS_DESCRIPTORS`` is the maximum number of the program's file descriptors.
 """
 

@@ -1,6 +1,6 @@
 """Bad moments: temporary conditions of a node that a program may mistake for "does not exist" or "nothing to do".
 
-Each function causes a condition and reverts it. ``bad_moments`` has the reaction that is required of the program.
+Each function causes a condition and reverts it. The module ``bad_moments`` defines how the program must react to each condition.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _WRAPPER = """\
 
 
 class Moment(enum.Enum):
-    """Kinds of bad moments."""
+    """The kinds of temporary conditions ("bad moments") that the tests cause on a node."""
 
     LOCKED_RESTART = "restart while another program holds the xtables lock"
     NATIVE_RULE = "native nft rule in a table of iptables"

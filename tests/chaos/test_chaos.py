@@ -28,7 +28,8 @@ LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
 """The number of steps of the history of ``SEED``, for each backend. With nftables, the steps include a switch to iptables and
 back."""
 MOMENTS = (Moment.FULL_RELOAD, Moment.LOCKED_RESTART, Moment.SILENT_PROXY)
-"""The first moment replaces the bad moment of this history; the other moments come at the end of the history."""
+"""The bad moments of this history. The first one replaces the moment that the seed has drawn; each other one is a step at the
+end."""
 QUIET_POINTS = {Backend.IPTABLES: 11, Backend.NFTABLES: 14}
 """The number of calls of ``wait_until_quiet``: one at the beginning, one after each step, and one inside each of two
 ``MOMENTS``."""

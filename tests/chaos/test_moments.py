@@ -57,7 +57,7 @@ def test_each_bad_moment_has_a_function_and_each_removable_fix_has_an_expected_v
     assert set(broken.WITHOUT_MEND) == set(FOUND)
 
 
-def test_each_bad_moment_trouble_and_harm_can_be_named_on_the_command_line() -> None:
+def test_the_command_line_has_a_name_for_each_moment_each_trouble_and_each_harm() -> None:
     assert set(plan.KINDS.values()) == {*Moment, *Trouble, *HARMS}
     assert plan.name_of(plan.KINDS["stopped-clear-ipvs"]) == "stopped-clear-ipvs"
     assert plan.only(Moment.STALLED_LOG, HARMS[0]).steps == ["moment", "harm"]

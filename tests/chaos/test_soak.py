@@ -32,7 +32,7 @@ def test_too_few_samples_do_not_prove_that_usage_stays_constant() -> None:
     assert soak.growth([CALM, CALM]) == ["there are too few samples to tell"]
 
 
-def test_the_measured_usage_of_this_process_equals_the_figures_of_the_kernel(tmp_path: Path) -> None:
+def test_usage_reads_the_descriptors_memory_and_tasks_of_this_process(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks"
     tasks.write_text("3")
     before = usage.read(os.getpid(), tasks)

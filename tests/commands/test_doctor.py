@@ -237,7 +237,9 @@ def test_doctor_finds_no_fault_on_a_fresh_node_whose_modules_can_be_loaded() -> 
         ({"sysctls": {"net/ipv6/conf/lo/disable_ipv6": "1"}}, Level.WARN, "net/ipv6/conf/lo/disable_ipv6 is not 0"),
     ],
 )
-def test_doctor_reports_what_prevents_configured_local_routes(facts: dict[str, Any], level: Level, said: str) -> None:
+def test_doctor_reports_what_prevents_the_use_of_local_routes_if_local_routes_are_configured(
+    facts: dict[str, Any], level: Level, said: str
+) -> None:
     (finding,) = _judge("--ipvs-vip-binding=routes", **facts)
     assert (finding.level, finding.topic) == (level, "binding")
     assert said in finding.text
@@ -270,7 +272,7 @@ def test_doctor_warns_if_a_host_has_bridges_and_br_netfilter_is_not_loaded() -> 
         assert all("modprobe br_netfilter" in one.remedy for one in findings)
 
 
-def test_doctor_accepts_a_read_only_kernel_setting_only_if_it_has_the_desired_value() -> None:
+def test_a_kernel_setting_that_cannot_be_written_is_a_failure_only_if_its_value_is_wrong() -> None:
     assert _judge(sysctls_writable=False) == []
     (finding,) = _judge(sysctls_writable=False, sysctls={"net/ipv4/ip_forward": "0"})
     assert finding.level is Level.FAIL
@@ -292,7 +294,7 @@ def test_doctor_reports_virtual_servers_of_other_programs() -> None:
     assert finding.text.endswith(": TCP 192.0.2.1:80")
 
 
-def test_doctor_reports_a_virtual_server_of_our_node_port_on_an_address_that_the_node_lost() -> None:
+def test_doctor_reports_a_virtual_server_with_our_node_port_on_an_address_without_node_ports() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
     found = {builders.frontend("203.0.113.9", 30080): server, builders.frontend("203.0.113.9", 80): server}

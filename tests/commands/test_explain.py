@@ -106,7 +106,7 @@ async def test_explain_shows_only_the_virtual_servers_of_the_given_address() -> 
     assert [one["virtualServer"] for port in service["ports"] for one in port["virtualServers"]] == ["TCP 192.168.0.10:30080"]
 
 
-async def test_explain_names_the_field_whose_external_addresses_the_feature_gate_disables() -> None:
+async def test_explain_names_the_external_address_field_that_the_feature_gate_disables() -> None:
     objects = (WEB[0], builders.service("web", external=["203.0.113.9"]))
     gate = Settings(external_addresses=False)
     why = "  not used: Service default/web spec.externalIPs: the feature gate AllowServiceExternalIPs of this node is off"
@@ -148,7 +148,7 @@ async def test_explain_searches_all_namespaces_if_the_name_has_no_namespace() ->
 
 
 @pytest.mark.parametrize("subject", ["default/web-b", "web-b", "10.244.0.2", "10.244.0.2:8080"])
-async def test_explain_says_for_a_pod_why_each_service_uses_or_does_not_use_the_pod(subject: str) -> None:
+async def test_explain_of_a_pod_shows_which_services_use_it_and_why_others_do_not(subject: str) -> None:
     lines = await _synced_text(subject, *WEB, targets=PODS)
     assert lines[0] == "endpoint default/web-b (10.244.0.2) on node-a"
     assert lines[1].startswith("  default/hidden: OUT: the API server is not asked for headless Services")
@@ -230,9 +230,7 @@ async def test_explain_shows_the_cluster_ip_and_the_other_addresses_separately_i
     ],
     ids=["the older Service", "a cluster IP before an older external IP"],
 )
-async def test_if_two_services_desire_an_address_explain_shows_which_service_has_the_address_and_why(
-    other: Service, reason: str
-) -> None:
+async def test_explain_shows_why_an_address_belongs_to_one_service_if_two_services_desire_it(other: Service, reason: str) -> None:
     why = f"default/web {reason}"
     assert f"      also desired by default/other, which must wait: {why}" in await _synced_text("default/web", *WEB, other)
     assert f"      NOT SERVED for this Service: {why}" in await _synced_text("default/other", *WEB, other)

@@ -37,7 +37,7 @@ async def test_plan_lists_the_operations_of_the_next_sync_in_the_same_order_and_
     assert planned == node.done
 
 
-async def test_plan_names_for_every_operation_the_service_that_needs_the_operation() -> None:
+async def test_plan_shows_which_service_needs_each_operation() -> None:
     document = await _plan(memory_node.new_kernel(), *WEB)
     services = {(one["kind"], one["service"]) for one in document["operations"]}
     assert {kind for kind, service in services if service == "default/web"} == {

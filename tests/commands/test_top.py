@@ -67,12 +67,12 @@ async def test_top_with_the_option_once_prints_the_node_and_its_services_with_ra
     assert dns.startswith("default/dns  it has no endpoints  ClusterIP ")
 
 
-async def test_with_the_option_once_top_also_applies_the_filter_and_the_sort_order(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_top_also_applies_the_filter_and_the_sort_order_with_the_option_once(capsys: pytest.CaptureFixture[str]) -> None:
     shown = await _shown(capsys, "--once", "--filter=10.244.0.", "--sort=name")
     assert [line.split()[0] for line in shown.splitlines()[-1:]] == ["default/web"]
 
 
-async def test_top_prints_the_documents_of_the_running_ipvsproxy_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_top_prints_the_data_of_the_running_ipvsproxy_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     output = await _shown(capsys, "-o", "json")
     document = json.loads(output[output.index("{\n") :])
     assert (document["version"], document["command"], document["node"]["node"]) == (1, "top", "node-a")
@@ -163,7 +163,9 @@ async def test_top_prints_an_error_if_the_daemon_answers_in_the_format_of_anothe
         await daemon.details("default/web")
 
 
-async def test_characters_that_the_locale_cannot_encode_are_printed_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_top_prints_an_escape_sequence_for_a_character_that_the_locale_cannot_encode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", output)
     node = _node()

@@ -81,9 +81,7 @@ def test_a_name_is_shortened_if_the_columns_after_it_would_not_fit() -> None:
 
 
 @pytest.mark.parametrize(("width", "name", "problem"), [(40, 18, 8), (80, 25, 11), (140, 25, 37)])
-def test_the_problem_column_is_shortened_earlier_than_the_name_column_and_is_visible_at_every_width(
-    width: int, name: int, problem: int
-) -> None:
+def test_the_problem_column_is_shortened_first_but_stays_visible_at_every_width(width: int, name: int, problem: int) -> None:
     row = service("demo/" + "x" * 20, problems=["why " * 40, "more"])
     (texts,) = _texts(width, row)
     assert (len(texts[0]), len(texts[1])) == (name, problem)

@@ -50,7 +50,7 @@ REFUSED: Sequence[tuple[Callable[[str], object], str, Sequence[str]]] = [
 
 
 @pytest.mark.parametrize(("parse", "rule", "text"), [(parse, rule, text) for parse, rule, texts in REFUSED for text in texts])
-def test_a_text_that_go_refuses_is_refused_and_the_error_states_the_rule(
+def test_the_error_states_the_rule_if_an_option_has_a_value_that_go_refuses(
     parse: Callable[[str], object], rule: str, text: str
 ) -> None:
     with pytest.raises(ValueError, match=rule):
@@ -110,7 +110,7 @@ def test_a_quantity_keeps_its_original_text(text: str) -> None:
 
 
 @given(kind=strategies.sampled_from(Kind), text=strategies.text())
-def test_any_text_is_parsed_or_raises_a_value_error(kind: Kind, text: str) -> None:
+def test_parsing_any_text_raises_no_error_except_value_error(kind: Kind, text: str) -> None:
     try:
         Option(kind, "x", "").parse(text)
     except ValueError as error:

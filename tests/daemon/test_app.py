@@ -221,7 +221,7 @@ def test_a_scheduler_that_is_missing_from_the_kernel_is_logged_and_replaced(
 
 
 @pytest.mark.parametrize("is_restored", [True, False])
-def test_our_rules_guard_a_tunnel_device_that_an_earlier_process_may_have_left_up(
+def test_a_rule_drops_packets_from_the_tunnel_device_if_the_device_may_still_be_up(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, is_restored: bool
 ) -> None:
     monkeypatch.setattr(requirements, "end_direct_return", lambda _: is_restored)

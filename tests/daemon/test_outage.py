@@ -45,7 +45,7 @@ class Server:
         self._left.set()
 
     def return_(self) -> None:
-        """Make the API server present again without its history, so that missed changes must be listed."""
+        """Make the API server available again, without its history of changes, so that clients must list all objects again."""
         self._is_away = False
         self._left.clear()
         self.store.forget_history()

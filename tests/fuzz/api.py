@@ -24,8 +24,8 @@ from tests.fuzz.chooser import Chooser
 from tests.support import builders
 
 MOST_REASONS = 2 * (MOST_SKIPPED + 1) + len(Annotation) + 4
-"""The largest number of reasons about one Service. The reasons are about parsing, refused addresses, annotations, disabled
-external IPs, two IP families that are not served, and weights."""
+"""The largest number of reasons (``Skipped``) that the translation of one Service may report. The reasons are about parsing,
+refused addresses, annotations, disabled external IPs, two IP families that are not served, and weights."""
 LONGEST_REASON = 600
 """The largest allowed number of characters in a reason. This limit prevents an object from filling the log."""
 _KINDS = tuple(ObjectKind)

@@ -13,7 +13,8 @@ _OTHER_COMMENTS = "kubernetes service traffic requiring SNAT|kubernetes forwardi
 _NETWORK = r"[0-9a-f.:]{2,39}/[0-9]{1,3}"
 _MARK = r"0x[0-9a-f]{1,8}/0x[0-9a-f]{1,8}"
 _SETS = "|".join(map(re.escape, IP_SETS))
-# One word without the quotes of iptables; the limit on its length is in bytes.
+# An interface name is one word without quotation marks, backslashes, slashes and colons. Its maximum length, _INTERFACE_LIMIT, is
+# in bytes.
 _INTERFACE = r"(?P<interface>[^\s\"'\\/:]+)"
 _INTERFACE_LIMIT = 15
 _TARGETS = (

@@ -400,9 +400,7 @@ def test_a_set_entry_for_the_range_of_all_addresses_is_refused(kernel: Kernel) -
 
 
 @FAMILIES
-def test_addresses_can_be_added_only_while_kube_ipvs0_exists_and_are_removed_together_with_kube_ipvs0(
-    kernel: Kernel, family: Family
-) -> None:
+def test_addresses_exist_only_while_the_device_kube_ipvs0_exists(kernel: Kernel, family: Family) -> None:
     address = BoundAddresses.of(SERVICE[family])
     assert refusal(kernel, Verb.ADD, address) == errno.ENODEV
     add(kernel, Device(DEVICE), address)
@@ -466,7 +464,7 @@ def test_a_set_that_a_rule_refers_to_cannot_be_removed(kernel: Kernel) -> None:
     assert [outcome.error for outcome in apply(kernel, Verb.REMOVE, ip_set)] == [""]
 
 
-def test_a_setting_is_read_back_unchanged_and_an_unknown_setting_is_refused(kernel: Kernel) -> None:
+def test_only_a_known_setting_can_be_written_and_read_back(kernel: Kernel) -> None:
     assert [outcome.error for outcome in apply(kernel, Verb.SET, Sysctl(CONNTRACK, "1"))] == [""]
     assert observe(kernel).sysctls == {CONNTRACK: "1"}
     assert refusal(kernel, Verb.SET, Sysctl("net/ipv4/vs/none", "1")) == errno.ENOENT
@@ -477,7 +475,7 @@ def test_each_timeout_is_set_unless_the_desired_timeout_is_zero(kernel: Kernel) 
     assert kernel.read_timeouts() == Timeouts(900, 120, 250)
 
 
-def test_if_no_flow_is_tracked_the_removal_of_stale_flows_removes_nothing(kernel: Kernel) -> None:
+def test_the_removal_of_stale_flows_succeeds_even_if_no_flow_is_tracked(kernel: Kernel) -> None:
     flow = Flow(Family.IPV4, Protocol.UDP, SERVICE[Family.IPV4], 53)
     (outcome,) = apply(kernel, Verb.REMOVE, FlowCleaning(flow, frozenset()))
     assert (outcome.error, outcome.removed) == ("", 0)
@@ -535,7 +533,7 @@ def test_each_of_several_entries_has_a_separate_outcome_if_one_entry_is_refused(
 
 
 @pytest.mark.parametrize("kind", [BoundAddresses, LocalRoutes])
-def test_each_of_several_added_addresses_or_routes_has_an_outcome_even_if_one_already_existed(
+def test_each_added_address_or_route_has_a_separate_outcome_even_if_one_existed_before(
     kernel: Kernel, kind: type[BoundAddresses | LocalRoutes]
 ) -> None:
     """When the kernel removes a primary address, it removes the secondary addresses of the same range, too.
@@ -638,7 +636,7 @@ def test_a_scheduler_whose_module_does_not_exist_counts_as_missing(kernel: Kerne
     assert kernel.why_missing("rr") == ""
 
 
-def test_a_firewall_mark_virtual_server_of_another_program_is_not_changed(kernel: Kernel) -> None:
+def test_another_programs_virtual_server_by_firewall_mark_is_not_changed(kernel: Kernel) -> None:
     theirs = VirtualServer(FirewallMark.of(Family.IPV4, 0x3FFF), VirtualServerSettings("wrr"))
     apply(kernel, Verb.ADD, theirs)
     (outcome,) = apply(kernel, Verb.ADD, VirtualServer(theirs.key, VirtualServerSettings("rr")))

@@ -1,4 +1,4 @@
-"""Kernel versions and missing requirements, with a fake process file system and, in one test, the real process file system."""
+"""Tests how kernel versions and missing requirements are found. Only one test uses the real process file system."""
 
 import enum
 import errno

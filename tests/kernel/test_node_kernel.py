@@ -1,4 +1,4 @@
-"""All drivers combined: which driver gets each operation, in which order, and how a failing driver affects the other drivers.
+"""Tests all drivers together: which driver gets each operation, in which order, and how a failing driver affects the others.
 
 The drivers are fakes in these tests; ``test_contract`` runs the real drivers on a real kernel.
 """
@@ -248,7 +248,7 @@ def test_a_poll_reads_only_rules_that_changed_since_the_rules_were_last_read(ker
     assert poll(target).skeletons == {}
 
 
-def test_rules_that_were_written_are_read_by_the_next_poll_even_if_their_fingerprint_is_unchanged(kernel: Kernel) -> None:
+def test_the_first_poll_after_a_write_reads_the_rules_even_if_their_fingerprint_is_unchanged(kernel: Kernel) -> None:
     target = new_node()
     poll(target)
     target.apply(operations(*ITEMS["iptables"]))

@@ -87,7 +87,7 @@ def test_the_nftables_backend_needs_a_kernel_with_nat_chains_in_inet_tables(kern
 
 
 @pytest.mark.usefixtures("network_namespace", "kernel")
-def test_every_set_is_created_and_accepts_entries_of_all_protocols() -> None:
+def test_an_old_kernel_accepts_all_sets_and_entries_of_all_protocols() -> None:
     entries = [SetEntry("KUBE-CLUSTER-IP", V4, protocol, 80) for protocol in Protocol]
     with contextlib.closing(ipset.IpsetDriver()) as driver:
         made = driver.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()])

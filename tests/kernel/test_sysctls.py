@@ -48,7 +48,7 @@ def test_a_setting_given_as_an_absolute_path_is_read_from_that_path(root: pathli
     assert SysctlDriver(root).observe([path]) == {path: "131072"}
 
 
-def test_an_operation_that_removes_a_setting_keeps_the_value_of_the_setting(root: pathlib.Path) -> None:
+def test_the_operation_remove_does_not_change_the_value_of_a_setting(root: pathlib.Path) -> None:
     operation = Operation(Verb.REMOVE, Sysctl(FORWARD, "1"))
     assert SysctlDriver(root).apply([operation]) == [Outcome(operation)]
     assert SysctlDriver(root).observe([FORWARD]) == {FORWARD: "0"}

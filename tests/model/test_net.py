@@ -138,7 +138,7 @@ def test_addresses_and_ranges_of_different_families_never_match() -> None:
     assert not parse_network("0.0.0.0/0").contains(parse_address("::1"))
 
 
-def test_addresses_print_as_operators_write_them() -> None:
+def test_an_address_is_printed_in_the_form_that_operators_write() -> None:
     address = parse_address("2001:0db8:0::1")
     assert (str(address), repr(address)) == ("2001:db8::1", "Address('2001:db8::1')")
     assert host_port(address, 80) == "[2001:db8::1]:80"

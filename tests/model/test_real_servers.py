@@ -61,7 +61,7 @@ def test_evenweights_behaves_like_a_dictionary_in_which_each_key_has_the_weight_
         assert packed != {**expected, keys[0]: 2}
 
 
-def test_the_caller_may_change_unpacked_weights() -> None:
+def test_a_change_of_unpacked_weights_does_not_affect_the_packed_weights() -> None:
     packed = EvenWeights.of([builders.backend("10.0.0.1")])
     packed.unpacked().clear()
     assert len(packed) == 1

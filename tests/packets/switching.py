@@ -25,7 +25,8 @@ def clients(*pairs: tuple[str, str]) -> list[Client]:
 def configure(path: Path, **ours: object) -> None:
     """Replace a configuration file.
 
-    ``ours`` has the fields of the file's section ``ipvsproxy``. The new file enables second scopes.
+    ``ours`` has the fields of the file's section ``ipvsproxy``. The new file sets ``trafficScopes`` to "api", unless ``ours`` has
+    another value.
     """
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

@@ -86,7 +86,7 @@ def test_udp_packets_of_a_client_go_to_the_new_endpoint_if_the_endpoint_changes_
 
 
 def _flows(running: Cluster, family: Family, protocol: str) -> set[tuple[str, str]]:
-    """The original destination and the reply source of all tracked flows."""
+    """For each tracked flow of this family and protocol: its original destination, and the source of its replies."""
     name = family.label.lower()
     listing = running.lab.run("node", "conntrack", "--dump", "--family", name, "--proto", protocol.lower())
     flows = set()

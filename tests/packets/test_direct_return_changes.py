@@ -1,4 +1,7 @@
-"""Direct return with various options of Services and networks, while endpoints move, and after a change of the node of entry.
+"""Tests of direct return with various options of Services and networks.
+
+Also covers endpoints that move, and a change of the node of entry.
+
 
 Service addresses are local routes; ``three_nodes.py`` describes the nodes.
 """

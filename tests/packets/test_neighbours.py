@@ -120,7 +120,7 @@ LATE = [service("web", 1, "r1", balancer=True), service("late", 5, "r1")]
 
 @pytest.mark.distribution
 @BACKENDS
-def test_kube_proxys_table_is_used_until_our_rules_exist_and_then_removed_without_a_lost_connection(
+def test_no_connection_is_lost_when_our_rules_replace_the_nftables_tables_of_kube_proxy(
     laboratory: lab.Lab, tmp_path: Path, backend: Backend
 ) -> None:
     with Cluster(laboratory, tmp_path, f"--rules-backend={backend}") as running:
@@ -175,7 +175,7 @@ def test_a_leftover_table_of_kube_proxy_gets_the_packets_of_services_until_the_n
     ],
     ids=["Docker with iptables", "Docker with nftables", "flannel", "kindnet"],
 )
-def test_services_work_next_to_rules_of_another_program_and_the_other_rules_do_not_change(
+def test_services_work_without_changes_to_the_rules_of_another_program(
     laboratory: lab.Lab, tmp_path: Path, program: tuple[str, ...], rules: str
 ) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running:
@@ -247,7 +247,7 @@ def reached(laboratory: lab.Lab) -> set[str]:
         (NFTABLES, "nft", "", False),
     ],
 )
-def test_host_port_rules_before_our_rules_take_packets_of_services_and_are_reported(
+def test_host_port_rules_are_reported_only_if_they_take_packets_of_services(
     laboratory: lab.Lab, tmp_path: Path, ours: str, theirs: str, place: str, *, is_first: bool
 ) -> None:
     """If ``doctor`` reports host port rules, the pod of the host port answers; otherwise, the pod of the Service answers.

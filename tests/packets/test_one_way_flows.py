@@ -79,7 +79,7 @@ class Client:
             time.sleep(0.05)
 
     def is_served_by(self, pod: str) -> None:
-        """Check that the client's packets arrive at this pod, and from now on at no other pod."""
+        """Check that packets of the client arrive at this pod, and that no other pod receives a packet during the check."""
         before = self.heard()
         self._wait_until(lambda: self.heard()[pod] > before[pod], f"served by {pod}")
         first, packets = self.heard(), self._packets()

@@ -2,8 +2,8 @@
 
 Each step runs commands exactly as docs/migration.md prints them. The first step checks the configuration. Then the test migrates
 and returns by label, and then it migrates and returns in place. ``tests.support.one_node`` replaces the cluster. kube-proxy does
-not run. Instead, the test writes kube-proxy's recorded state to the kernel before ipvsproxy starts and, after a return from
-nftables, kube-proxy's recorded rules and sets. The configuration file is that of kube-proxy, without additional fields.
+not run. Instead, the test writes kube-proxy's recorded state to the kernel before ipvsproxy starts. After a return from nftables,
+the test writes kube-proxy's recorded rules and sets. The configuration file is that of kube-proxy, without additional fields.
 Additional flags turn on features of
 ipvsproxy: second scopes, and local routes or nftables. After each take-over, the test compares the virtual and real servers,
 except those of second scopes, with the recording. At the end, the test compares sets and addresses as well.

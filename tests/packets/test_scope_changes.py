@@ -31,7 +31,8 @@ WEB = [
     *service("here", 1, *BOTH, balancer=True, node_port=30001, protocols=TCP, **LOCAL),
     *service("elsewhere", 2, "r1", balancer=True, node_port=30002, protocols=TCP, **LOCAL),
 ]
-"""Two Services like those of ``test_scopes.py``, which sends requests of each kind over each protocol."""
+"""Two Services like those of ``test_scopes.py``, but with TCP only. ``test_scopes.py`` sends requests of each kind over each
+protocol."""
 
 
 def ask(running: cluster.Cluster, from_: str, to: str, port: int = 80, family: Family = Family.IPV4) -> lab.Result:

@@ -1,4 +1,4 @@
-"""Two scopes for one address with externalTrafficPolicy Local: who answers clients on this node and outside clients."""
+"""Tests both scopes of an address with externalTrafficPolicy Local: who answers clients on this node, and who answers others."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -98,7 +98,7 @@ def _traces() -> int:
 
 
 def _operations() -> Iterator[tuple[tuple[str, str], int]]:
-    """The operations since the start, read from the metrics."""
+    """The number of operations since the start for each verb and kind of object, read from the metrics."""
     for series, value in own_pages.metrics().items():
         if value and series.startswith("ipvsproxy_operations_total{"):
             labels = dict(re.findall(r'(\w+)="(\w+)"', series))

@@ -22,7 +22,7 @@ LOOKING = ("explain default/web", "verify", "plan", "doctor")
 
 
 def loaded() -> set[str]:
-    """The modules of iptables and ipset that are in the kernel."""
+    """The loaded kernel modules that belong to iptables or ipset."""
     return {name for line in Path("/proc/modules").read_text().splitlines() if OF_IPTABLES.fullmatch(name := line.split()[0])}
 
 
@@ -36,7 +36,7 @@ def _laboratory() -> Iterator[lab.Lab]:
         cluster.clear()
         before = loaded()
         remaining = before
-        while remaining:  # a module is removed after the modules that use it
+        while remaining:  # a module can be removed only after all modules that use it
             for name in remaining:
                 subprocess.run(("rmmod", name), capture_output=True, check=False)
             if loaded() == remaining:

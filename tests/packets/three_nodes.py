@@ -202,8 +202,8 @@ class Three:
     def _is_settled(self, place: str) -> bool:
         """Whether the program has nothing left to do. On a busy machine, rules may be written after the first sync.
 
-        If a late operation has succeeded, the next read of the kernel shows this and no further sync follows, so ``verify`` is
-        run.
+        If an operation succeeds only after a sync, the next read of the kernel shows the success, and no further sync follows.
+        Therefore ``verify`` is run if the last sync left operations.
         """
         return " failed=0 pending=0 " in self._syncs(place)[-1] or self._is_verified(place)
 
@@ -254,7 +254,7 @@ def check_served(three: Three, protocol: str, family: Family, *pods: str, count:
 
 
 def check_each_protocol(three: Three, entry: str) -> None:
-    """Outside clients reach endpoints on two nodes through this node of entry.
+    """Check for each protocol that outside clients reach endpoints on two nodes through this node of entry.
 
     Answers from other nodes bypass the node of entry.
     """

@@ -30,7 +30,7 @@ def test_the_first_three_drifts_of_an_object_are_repaired_without_delay() -> Non
     assert drifts.next_s() is None
 
 
-def test_each_repair_of_returning_drift_is_delayed_longer_than_the_previous_repair_but_always_happens() -> None:
+def test_the_delay_of_repairs_grows_only_to_a_bound_if_drift_keeps_returning() -> None:
     waits = []
     for times in range(observation.FREE_HEALS + 1, observation.FREE_HEALS + 10):
         drifts, now = contested(times)

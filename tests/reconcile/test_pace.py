@@ -37,13 +37,13 @@ def test_the_more_real_servers_are_added_the_fewer_removals_are_allowed() -> Non
     assert pace.room(106 + ADDED_S) == MOST_KEPT
 
 
-def test_few_additions_allow_the_same_number_of_removals_as_no_additions() -> None:
+def test_a_few_additions_do_not_reduce_the_number_of_allowed_removals() -> None:
     pace = Pace()
     pace.note(added=1, removed=0, now=100)
     assert pace.room(100) == MOST_KEPT
 
 
-def test_the_time_at_which_more_removals_become_allowed_is_known() -> None:
+def test_pace_knows_when_more_removals_will_be_allowed() -> None:
     pace = Pace()
     assert pace.changes_s == math.inf
     pace.note(added=0, removed=5, now=100.5)

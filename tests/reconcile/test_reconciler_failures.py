@@ -77,7 +77,7 @@ def test_a_failed_cleaning_of_one_flow_does_not_delay_the_cleaning_of_another_fl
     assert node.reconciler.pending == 2
 
 
-def test_if_the_addition_of_one_of_several_real_servers_fails_only_this_addition_is_delayed() -> None:
+def test_only_the_failed_addition_is_delayed_if_one_of_several_real_servers_cannot_be_added() -> None:
     node = simulation.SimulatedNode()
     refused = builders.backend("10.244.0.2")
     node.kernel.fail(lambda operation: isinstance(operation.item, RealServers) and operation.item.key == refused, times=1)

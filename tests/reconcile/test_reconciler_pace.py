@@ -106,7 +106,7 @@ def test_at_most_half_of_the_real_servers_wait_for_their_removal() -> None:
     assert weights(node) == [0] * 10 + [1] * 10, "ten of twenty may wait, and the other ten take more than the room"
 
 
-def test_a_virtual_server_is_removed_at_once_and_its_real_servers_count_as_removed() -> None:
+def test_removing_a_virtual_server_needs_no_wait_but_uses_up_the_limit_of_removals() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     node.remove("web")

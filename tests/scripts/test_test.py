@@ -108,7 +108,7 @@ def test_each_value_of_rules_determines_the_iptables_programs_the_backend_and_th
     assert kinds == {("legacy", None, 4), ("nft", None, 4), ("nft", "nftables", 3)}
 
 
-def test_debians_kernel_runs_all_variants_on_two_machines_with_longer_timeouts(place: Place) -> None:
+def test_the_tests_of_all_variants_run_on_two_debian_kernels_with_fivefold_time_limits(place: Place) -> None:
     ended = place.run("--kernel=debian", "--processors=1")
     assert ended.stdout.splitlines()[-1] == "11 passed, 0 failed"
     assert (place.root / "setups").read_text() == "--with-debian-kernel\n"

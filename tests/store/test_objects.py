@@ -97,7 +97,7 @@ def test_take_returns_each_change_only_once(store: Store) -> None:
     assert first.services, "what was taken stays with the taker"
 
 
-def test_changes_of_a_service_have_the_time_of_the_first_change_that_the_loop_has_not_taken(store: Store) -> None:
+def test_several_changes_of_a_service_are_taken_with_the_time_of_the_first_change(store: Store) -> None:
     deliver(store, builders.service("web", cluster=("10.96.0.11",)), now=5)
     deliver(store, builders.service("web", cluster=("10.96.0.12",)), now=6)
     deliver(store, builders.endpoint_slice(), now=8)
@@ -307,7 +307,7 @@ def test_errors_in_a_file_are_reported_each_time_the_file_is_read(store: Store) 
 
 
 def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
-    """Returns a store that needs a second list if more than half of the known objects are missing from a list.
+    """Returns a store that waits for a second, confirming list if a list lacks more than half of the known objects.
 
     Also returns the Services and EndpointSlices that the store knows.
     """
@@ -421,7 +421,7 @@ def store_with_nodes(others: int) -> tuple[Store, list[Node]]:
 
 
 @pytest.mark.parametrize("others", [2, 20])
-def test_if_a_list_lacks_most_nodes_no_node_is_removed_until_another_list_confirms_the_first(others: int) -> None:
+def test_nodes_are_removed_only_after_a_second_list_confirms_that_most_nodes_are_missing(others: int) -> None:
     store, _ = store_with_nodes(others)
     store.take()
     for items in ([], [NODE]):

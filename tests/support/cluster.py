@@ -99,7 +99,8 @@ def service(
     """A Service of both families with its EndpointSlices; ``number`` determines the addresses of the Service.
 
     The Service has one port for each protocol. If an endpoint is a string, the string is the name of a pod, and the endpoint is
-    ready. ``spec`` has fields by their names in the API, and ``annotations`` has our annotations without their prefix.
+    ready. ``spec`` has further fields of the Service's spec, named as in the API. The keys of ``annotations`` are the names of
+    ipvsproxy's annotations without the prefix.
     """
     ports: list[Manifest] = [{"name": one.lower(), "protocol": one, "port": PORTS[one][0]} for one in protocols]
     for port in ports if node_port else ():
@@ -178,8 +179,8 @@ class Cluster:
         self._manifests = directory / "manifests"
         self._manifests.mkdir(exist_ok=True)
         self._log = directory / "log"
-        # The flag is left out for an older version, because the version may not know the flag, and with a configuration file,
-        # because the flag would override the file.
+        # ``--rules-backend`` is left out in two cases: an older version may not know the flag, and the flag would override a
+        # configuration file.
         is_left_out = program.OTHER_VERSION and BACKEND is Backend.IPTABLES
         is_in_file = any(flag.startswith("--config=") for flag in flags)
         backend = () if is_left_out or is_in_file else (f"--rules-backend={BACKEND}",)

@@ -84,8 +84,8 @@ class FakeKernel:
     """The state of a node's kernel, and the operations applied to it.
 
     ``applied`` has the operations in order, including refused operations; ``counts`` counts the operations by verb and kind.
-    ``unreadable`` names the fields of ``Observation`` that cannot be read; ``connections`` may be one of them. ``flows`` has, for
-    each frontend, the number of tracked flows of each real server.
+    ``unreadable`` names what cannot be read: fields of ``Observation``, ``connections``, ``schedulers`` or ``timeouts``.
+    ``flows`` has, for each frontend, the number of tracked flows of each real server.
     """
 
     def __init__(self) -> None:

@@ -111,7 +111,10 @@ async def running_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[No
 async def following(
     server: ApiServer, kubeconfig: str | pathlib.Path, *, idle_s: float = 600, **user: Any
 ) -> AsyncIterator[Setup]:
-    """Follow a server with this kubeconfig, or with a kubeconfig that ``write_kubeconfig`` writes into this directory."""
+    """Follow a server.
+
+    ``kubeconfig`` is a file name, or the ``Path`` of a directory into which ``write_kubeconfig`` writes the file.
+    """
     if isinstance(kubeconfig, pathlib.Path):
         kubeconfig = api_server.write_kubeconfig(kubeconfig / "kubeconfig", server.url, **user)
     sleeps: list[float] = []

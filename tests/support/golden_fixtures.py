@@ -96,7 +96,9 @@ def desired(profile: str, phase: str) -> Mapping[str, Any]:
 
 
 class World:
-    """The API server's objects, and the directory that shows them to the proxy, one file per scenario.
+    """The API server's objects, and the directory of manifests from which the proxy reads the objects.
+
+    Each scenario has one file.
 
     If ``node_has_ipv6`` is false, the IPv6 addresses of the Node are removed.
     """

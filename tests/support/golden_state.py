@@ -59,7 +59,7 @@ def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = B
 def _saved_rules(label: str) -> str:
     """The rules of the iptables variant that has rules in this namespace.
 
-    A legacy table that is empty still exists after its first use.
+    Once used, a legacy table exists even without rules, so its existence does not show that the legacy variant has rules.
     """
     program, listing = ("iptables", "ip_tables_names") if label == "v4" else ("ip6tables", "ip6_tables_names")
     path = Path("/proc/net") / listing
@@ -214,7 +214,7 @@ def unprepare_sysctls() -> None:
 
 def _write_sysctls(values: Mapping[str, str]) -> None:
     for name, value in values.items():
-        # Outside the first namespace this setting is read-only, because it belongs to the whole host.
+        # In other network namespaces than the host's own, this setting is read-only, because it applies to the whole host.
         if name != HOST_CONNTRACK_MAX or _sysctl_path(name).stat().st_mode & 0o200:
             _sysctl_path(name).write_text(value)
 

@@ -41,7 +41,7 @@ _EVERYWHERE = {
     "net/ipv4/conf/default/send_redirects": "0",
     "net/ipv4/icmp_ratelimit": "0",  # with a rate limit, a second refusal within a second would look like a timeout
     "net/ipv6/icmp/ratelimit": "0",
-    "net/ipv4/icmp_ratemask": "0",  # the kernel also limits the rate of all senders together
+    "net/ipv4/icmp_ratemask": "0",  # exempts every ICMP type, because the kernel also limits the rate of the whole host
     "net/ipv6/icmp/ratemask": "\n",
     "net/ipv6/conf/default/accept_dad": "0",  # without duplicate address detection, an address can be used at once
     "net/ipv6/conf/all/disable_ipv6": "0",

@@ -278,7 +278,7 @@ class Agent:
             await asyncio.sleep(BETWEEN_DATAGRAMS_S)
 
     async def sent(self, number: int) -> dict[str, int]:
-        """Return how many datagrams a sender has sent, and how many the kernel refused, by error."""
+        """Return how many datagrams a sender has sent (key ``sent``), and how many were refused with each error."""
         return self._sent[number]
 
     async def stop_sender(self, number: int) -> None:

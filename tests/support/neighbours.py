@@ -83,7 +83,7 @@ table ip cni_hostport {
         }
 }
 """
-"""Portmap's rules of the host port 80 for ``nft -f``."""
+"""Portmap's rules for the host port 80, as input of ``nft -f``."""
 
 DOCKER_NFTABLES = """\
 table ip docker-bridges {

@@ -160,7 +160,7 @@ class PageNode(MemoryNode):
         watcher.pages, watcher.status = self.pages, self.status
 
     async def read_targets(self, service: ServiceName) -> Targets:
-        """The answers of the source about the pods of a Service; ``names_read`` records each query."""
+        """Returns the pods of a Service in place of the real source; ``names_read`` records each query."""
         self.names_read.append(service)
         await asyncio.sleep(self.names_delay_s)
         if self.names_error:

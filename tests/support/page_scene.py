@@ -138,7 +138,7 @@ def add_past(node: PageNode, length_s: int = 880) -> None:
 
 
 def add_traffic(node: PageNode) -> None:
-    """Let clients use every seventh Service, and the web shop most of all."""
+    """Let clients use every seventh virtual server, and send the most traffic to the web shop."""
     node.traffic.swing = 0.7
     for number, key in enumerate(node.kernel.virtual_servers):
         if number % 7 == 0:

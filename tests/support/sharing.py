@@ -50,7 +50,7 @@ def pytest_collection(session: pytest.Session) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item | pytest.Collector]) -> None:
-    """Hide the modules from the hooks that choose tests by their marks."""
+    """At the first call, empty ``items``, so that the hooks that select tests by marks do not see the modules."""
     if session.stash[_FOUND]:
         return
     session.stash[_FOUND] += items
@@ -69,7 +69,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
         session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
         session.items = items  # a fixture searches this list for the tests that need the fixture
         session.testscollected = collected = collected + len(items)
-        for item, following in zip(items, [*items[1:], None], strict=False):  # the module may have no test
+        for item, following in zip(items, [*items[1:], None], strict=False):  # without tests, the second list is longer
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)

@@ -22,7 +22,7 @@ _WAITING = (
 
 
 class _Thread:
-    """Steps of one thread."""
+    """Counts the executed steps of one thread."""
 
     def __init__(self) -> None:
         self.steps = 0

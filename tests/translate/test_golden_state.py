@@ -79,7 +79,7 @@ def _objects(directory: Path, phase: str, *, has_ipv6: bool) -> tuple[Put, ...]:
 
 @functools.cache
 def _state(directory: Path, profile: str, phase: str) -> State:
-    """The desired state of the node after a phase, written like a recording."""
+    """The desired state of the node after a phase, in the format of a recording."""
     settings = PROFILES[profile]
     has_ipv6 = Family.IPV6 in settings.families
     objects = [put.object for put in _objects(directory, phase, has_ipv6=has_ipv6)]
@@ -132,7 +132,9 @@ def _without_what_no_translation_shows(recorded: Mapping[str, Any]) -> State:
 
 @pytest.mark.checklist(45, 57)
 @pytest.mark.parametrize(("profile", "phase", "section"), CASES)
-def test_translation_equals_the_recording(directory: Path, profile: str, phase: str, section: str) -> None:
+def test_the_desired_state_equals_kube_proxys_recorded_state_except_for_accepted_differences(
+    directory: Path, profile: str, phase: str, section: str
+) -> None:
     recorded = _without_what_no_translation_shows(golden_fixtures.desired(profile, phase))
     differences = golden_state.differences(recorded, _state(directory, profile, phase), [section])
     report = [

@@ -112,7 +112,7 @@ def test_a_separate_rule_masquerades_this_host_if_a_rule_distinguishes_pods_by_i
     )
 
 
-def test_if_addresses_have_routes_this_hosts_ipv6_connections_are_masqueraded_by_their_source() -> None:
+def test_a_rule_masquerades_ipv6_connections_from_local_addresses_if_service_addresses_have_routes() -> None:
     settings = dataclasses.replace(BY_CLUSTER, binding=Binding.ROUTES)
     *_, last = _cluster_rules(settings, Family.IPV6)
     assert last == f"-m set --match-set KUBE-6-CLUSTER-IP origdst,origdst -m addrtype --src-type LOCAL {MASQUERADE}"

@@ -1,4 +1,4 @@
-"""The fixed rules: the chains, the rules for each set, and how rules recognise local pods."""
+"""Tests the fixed rules: the chains, the rules for each set, and how rules recognise local pods."""
 
 import pytest
 
@@ -151,7 +151,7 @@ def test_traffic_to_cluster_ips_is_masqueraded_unless_it_comes_from_local_pods(s
     assert _masquerade(settings) == rule
 
 
-def test_local_pods_are_recognised_by_the_range_of_each_family() -> None:
+def test_local_pods_of_each_family_are_recognised_by_the_cluster_range_of_this_family() -> None:
     settings = Settings(cluster_networks=BOTH)
     assert _masquerade(settings, Family.IPV6) == "! -s fd00:10:244::/56 -m set --match-set KUBE-6-CLUSTER-IP dst,dst"
 

@@ -1,4 +1,4 @@
-"""Which clients of a virtual server are masqueraded, as a trace through the rules determines."""
+"""Tests of the trace through the rules, which determines the clients of a virtual server that are masqueraded."""
 
 import dataclasses
 

@@ -147,7 +147,7 @@ def test_the_primary_address_of_a_family_is_the_first_node_address_unless_a_bind
     assert view.primary_addresses == {Family.IPV4: parse_address(primary), Family.IPV6: parse_address("2001:db8::1")}
 
 
-def test_without_a_node_object_the_primary_addresses_are_loopback_and_zone_and_pod_ranges_are_unknown() -> None:
+def test_a_node_has_loopback_primary_addresses_and_no_zone_or_pod_ranges_without_a_node_object() -> None:
     view = view_node(Settings(), "node-a", None, [builders.interface_address("eth0", "10.1.0.5")], ())
     assert (view.name, view.zone, view.pod_networks) == ("node-a", "", ())
     assert view.primary_addresses == {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
@@ -287,7 +287,7 @@ def test_recorded_settings_of_direct_return_are_restored_after_the_tunnel_device
     ], "and no setting that is not one of direct return"
 
 
-def test_no_setting_of_direct_return_is_restored_without_a_record_or_if_another_program_may_use_the_tunnel() -> None:
+def test_direct_return_settings_stay_without_a_record_or_if_another_program_may_use_the_tunnel() -> None:
     record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
     shared = (builders.interface_address("tunl0", "10.244.3.0"),)
     for observed in (

@@ -29,7 +29,7 @@ MOST_WAITING = 1 << 20
 FULL_PAUSE_S = 0.02
 STANDARD_ERROR = 2
 LAST_LINES_S = 0.5
-"""The longest time for which a process waits for a slow reader of the log before the process ends."""
+"""The longest time in seconds for which an ending process waits for a slow reader of the log."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 """The logger of the daemon and of the commands."""

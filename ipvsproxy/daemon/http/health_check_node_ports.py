@@ -129,7 +129,7 @@ class HealthChecks:
         return min((max(0.0, failure.due_s - self.clock()) for failure in self._failures.values()), default=None)
 
     def _check_at(self, endpoint: ListenAddress) -> HealthCheck | None:
-        """The health check that a listener answers; the other IP family's health check if the listener's family has none.
+        """The health check that a listener answers: the check of its own IP family, or else the check of the other IP family.
 
         None means that the port is not desired.
         """

@@ -231,6 +231,6 @@ def _debug(name: str, lines: Iterable[str]) -> Answer:
 def render_time(epoch_s: float) -> str:
     """The time in the format of RFC 3339, in UTC, with as few digits after the decimal point as possible.
 
-    Programs written in Go, such as kube-proxy, write times in the same format. The precision is at most microseconds.
+    Programs written in Go, such as kube-proxy, write times in the same format. The time is rounded to microseconds.
     """
     return f"{dt.datetime.fromtimestamp(epoch_s, dt.UTC):%Y-%m-%dT%H:%M:%S.%f}".rstrip("0").rstrip(".") + "Z"

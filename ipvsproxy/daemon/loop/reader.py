@@ -42,7 +42,7 @@ Each poll tries to read unreadable rules again, by starting an iptables program.
 part of the cost of a reading. Audits, which read everything, are repeated after pauses that grow with each failure.
 """
 POLL_SHARE, AUDIT_SHARE = 0.05, 0.1
-"""The largest share of one processor that polls of one depth may use, and the largest share that audits may use.
+"""The largest share of one processor that all polls of the same ``Depth`` may use, and the largest share that audits may use.
 
 The more processor time a reading takes, the later the next reading of the same ``Depth`` begins. With 10,000 Services of 10
 endpoints, a reading of everything takes 0.2 s on the test kernel, and any other reading takes 0.02 s.
@@ -232,7 +232,7 @@ class KernelReader:
 
     @property
     def _intervals_s(self) -> tuple[float, float, float]:
-        """The shortest time between two readings of each depth."""
+        """The minimum time in seconds between two readings of the same depth, for each ``Depth`` in ascending order."""
         settings = self.choices.settings
         return min(POLL_INTERVAL_S, settings.drift_check_interval_s), settings.drift_check_interval_s, settings.audit_interval_s
 

@@ -84,7 +84,7 @@ class Translator:
     def adopt(self, choices: Choices) -> None:
         """Use other settings, beginning with the next ``put_node`` and ``updating_view``.
 
-        The settings must be about the same Node.
+        The old and the new settings must be for the same Node.
         """
         self.choices, self.settings = choices, choices.translation
         self._known_schedulers.clear()

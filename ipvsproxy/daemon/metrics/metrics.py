@@ -142,7 +142,7 @@ class Families(Collector):
 class Metrics:
     """All metric series of this process.
 
-    Callers pass times of ``clock``; ``wall_clock`` gives seconds since the epoch.
+    All times that callers pass must come from ``clock``. ``wall_clock`` returns the seconds since the epoch.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time) -> None:

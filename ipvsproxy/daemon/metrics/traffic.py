@@ -30,15 +30,16 @@ from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Counters, VirtualServerKey
 
 LONGEST_READING_S = 5.0
-"""The longest wait of a scrape for the counters: half of Prometheus's default timeout, because scrapes take turns.
+"""The longest time in seconds that a scrape waits for the counters. It is half of Prometheus's default timeout, because scrapes
+take turns.
 
 After this wait, the scrape shows the figures of the previous scrape.
 """
 LINES_AT_ONCE = 200
 """The number of lines in each rendered part of a page (about 30 kB of text). If a page of several megabytes were rendered at
-once, the event loop would be blocked, and each page would need new memory."""
+once, it would block the event loop, and each scrape would allocate memory for a whole page."""
 OTHERS = "(others)"
-"""The name that the shared series of all ports beyond the limit has; no API object can have this name."""
+"""The name in the series that count all ports beyond the limit together; no API object can have this name."""
 _DIRECTIONS = ("in", "out")
 _METRICS = {
     "service": (series.SERVICE_CONNECTIONS, series.SERVICE_PACKETS, series.SERVICE_BYTES),

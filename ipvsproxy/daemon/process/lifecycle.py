@@ -30,7 +30,8 @@ LAST_ANSWERS_S = 0.5
 """The time for which a process that is about to stop still answers requests, and reports itself as unhealthy."""
 DESCRIPTORS_INTERVAL_S = 5.0
 STOP_WITHIN_S = 1.7
-"""The longest time from a signal to the end of the process, even if a call of the kernel or another program hangs."""
+"""The maximum number of seconds from SIGTERM or SIGINT to the end of the process, even if a call to the kernel or another program
+hangs."""
 LARGE_BYTES = 1 << 20
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # the options M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
 

@@ -28,8 +28,8 @@ from ipvsproxy.kernel.base.errors import KernelError
 POLL_S = 10.0
 """The interval at which the file is polled if no change is reported."""
 SETTLE_S = 0.1
-"""The pause between a change of the file and the next reading of the file, so that a program that is writing the file can
-finish."""
+"""The seconds from a change of the file to the next reading of the file. A program that is writing the file can finish in this
+time."""
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
 """The bounds of the delay between a failed attempt and the next attempt."""

@@ -203,7 +203,7 @@ class Credentials:
         self._plugins = PluginRunner()
 
     async def read(self, *, ask_plugin: bool = True) -> Configuration:
-        """The library's configuration object, made from the current files.
+        """Makes the configuration object of the library kubernetes-asyncio from the current files.
 
         If ``ask_plugin`` is false, no credential plugin runs. At the start, a failing plugin counts as an API server that does
         not answer, not as a wrong configuration.

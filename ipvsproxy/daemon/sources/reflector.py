@@ -328,7 +328,7 @@ class Reflector:
     async def _require_known(self) -> None:
         """Raise ApiError if the server does not answer.
 
-        If the server has not reached the reflector's version, the ApiError has the reason EXPIRED.
+        If the resource version of the server is older than the reflector's, the ApiError has the ``trouble`` EXPIRED.
         """
         query = self._resource.probe_query(self._version)
         async with self._connect() as connection, contextlib.aclosing(self._parts(connection, query)) as parts:

@@ -31,7 +31,8 @@ from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api.targets import Targets
 
 GATEWAY_TIMEOUT, TOO_LARGE = 504, "Too large resource version"
-"""The answer of a server that has not reached the requested version (page "Kubernetes API Concepts")."""
+"""The status and the message of the answer of an API server that has not reached the requested resource version (see the page
+"Kubernetes API Concepts")."""
 
 Deliver = Callable[[Sequence[Event]], None]
 Post = Callable[[str, Mapping[str, object]], Awaitable[None]]
@@ -180,7 +181,7 @@ CHECK_INTERVAL_S = 5.0
 class Staleness:
     """Detects stale watches.
 
-    ``clock`` is the clock that gives the times of the watches. With a ``limit_s`` of 0, watches never count as stale.
+    ``clock`` must be the clock from which the times in ``watches`` come. With a ``limit_s`` of 0, watches never count as stale.
     """
 
     watches: Callable[[], Mapping[ObjectKind, WatchStatus]]
@@ -274,7 +275,7 @@ def give_up(sentence: str) -> None:
 
 
 def log_silence(sentence: str) -> None:
-    """Log that the source is silent while the first lists are missing."""
+    """Log that first lists are still missing because the source is silent."""
     log.warning(
         "first_lists_missing", error=sentence, hint="the process waits, and programs nothing before these lists are complete"
     )

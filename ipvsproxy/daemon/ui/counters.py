@@ -132,7 +132,7 @@ class ServiceRates:
         self.readings = 0
         """The number of complete readings after the first reading. The rates of Services change only when this number changes."""
         self.interval_s: float | None = None
-        """The seconds between the last two readings, whose difference gives the rates."""
+        """The number of seconds between the last two readings. The latest rates are computed from these two readings."""
         self._read_s: float | None = None
         self._last: dict[VirtualServerKey, bytes] = {}
         self._histories: dict[ServiceName, _History] = {}
@@ -163,7 +163,7 @@ class ServiceRates:
 
     @staticmethod
     def _begin(history: _History, number: int) -> bool:
-        """Begin a reading of a Service; returns whether all remembered readings are without traffic."""
+        """Begin a Service's next reading, with rates of zero; returns whether every remembered reading shows no traffic."""
         history.figures[_place(number)] = _NO_TRAFFIC
         return number - history.busy >= REMEMBERED
 
@@ -228,7 +228,7 @@ _NO_TRAFFIC = array("f", Rates())
 
 
 def _place(number: int) -> slice:
-    """The position of a reading's rates in the array."""
+    """The position of a reading's rates in ``_History.figures``."""
     first = number % REMEMBERED * len(_NO_TRAFFIC)
     return slice(first, first + len(_NO_TRAFFIC))
 

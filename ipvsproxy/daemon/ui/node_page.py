@@ -113,8 +113,8 @@ class History:
 SYNCS = 10
 REASONS = 20
 RECENT_S = 120.0
-"""A rate that is older than this time is not shown as the current rate. Such rates exist, because new rates are computed only at
-audits while the page has no viewer."""
+"""A rate that is older than this time is not shown as the current rate. Rates can become older than this, because new rates are
+computed only at audits while the page has no viewer."""
 
 
 def _sync(summary: SyncSummary, at_s: float) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class Channel:
 
         All answers fit into the receive buffer even if every message fails.
         """
-        with contextlib.suppress(KernelError):  # the receiving part of ``run`` will report this error
+        with contextlib.suppress(KernelError):  # if the socket cannot be opened, the request that follows fails too
             self._open()
         return self._limit
 

@@ -84,10 +84,12 @@ class SetsDriver(abc.ABC):
         self._digests.clear()
 
     def observe_changed(self, name: str) -> dict[str, ObservedSet | None]:
-        """Reads a set; the result is empty if the set has not changed since the last call, and has None if there is no set.
+        """Reads a set, and returns it by its name.
 
-        A set counts as changed if this driver has written the set since the last call. After a call of ``observe`` or
-        ``forget``, every set counts as changed, and so does a set that could not be read.
+        The result is empty if the set has not changed since the last call. If the set does not exist, its value is None.
+
+        A set counts as changed if this driver has written the set since the last call. Every set counts as changed after a call
+        of ``observe`` or ``forget``, even if ``observe`` could not read the set.
 
         Raises:
             KernelError: the set could not be read.

@@ -58,7 +58,8 @@ class IpsetDriver(SetsDriver):
     the refused message in a message of its own.
     """
 
-    most_at_once = 60_000  # in bytes; a ``send`` that exceeds this size by one message still fits into the usual socket buffer
+    # in bytes; a ``send`` may exceed this size by one message, and then still fits into the usual socket buffer
+    most_at_once = 60_000
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
         super().__init__(connect)

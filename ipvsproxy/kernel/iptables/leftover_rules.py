@@ -60,7 +60,8 @@ class LeftoverRules:
     ) -> None:
         """``commands`` are the names of the iptables programs of the variant in use.
 
-        ``backend`` is the backend that holds our own rules. ``has_chain`` sends a query to the kernel.
+        ``backend`` is the backend that holds our own rules. ``has_chain`` asks the kernel whether an IP family has a chain for
+        which the given function returns true.
         """
         self._has_chain = has_chain
         self._proc = proc

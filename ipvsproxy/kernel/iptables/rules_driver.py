@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _UnderWay(NamedTuple):
-    """An iptables program that still runs although no call waits for it, and the call that started the program."""
+    """A call in an iptables thread, which may continue after its caller has stopped waiting. ``question`` identifies the call."""
 
     question: object
     future: concurrent.futures.Future[Any]
@@ -51,7 +51,7 @@ class RulesDriver:
         patience_s: float | None = None,
         on_late_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_late_end`` is called, in another thread, when a program ends after its call has stopped waiting."""
+        """If a method stops waiting for a program, ``on_late_end`` is called in another thread when this program ends."""
         self._on_late_end = on_late_end
         self._patience_s = patience_s
         self._drivers = {family: IptablesDriver(chains=chains, jumps=jumps, commands=commands) for family in Family}

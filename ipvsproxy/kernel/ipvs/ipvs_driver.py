@@ -85,7 +85,7 @@ class IpvsDriver:
             parts = self.observe_in_parts(families)
             return {key: observed for part in parts for key, observed in part.items() if observed is not None}
         except KernelError:
-            for reader in self._readers.values():  # the read has failed, and the caller has not received any part of the result
+            for reader in self._readers.values():  # the caller has received nothing, so the next read must return everything
                 reader.forget()
             raise
 

@@ -14,7 +14,7 @@ PREPARED_SCHEDULERS = frozenset({"mh"})
 real servers have been added.
 """
 NO_SCHEDULER = "none"
-"""The kernel's name for no scheduler.
+"""The scheduler name with which the kernel adds a virtual server without a scheduler.
 
 A virtual server without scheduler refuses connections, just as a virtual server without real servers does.
 """

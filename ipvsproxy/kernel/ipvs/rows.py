@@ -33,7 +33,7 @@ ONE_PACKET = 0x4
 SCHEDULER_FLAGS = (0x8, 0x10, 0x20)
 """The three flags whose meaning the scheduler defines."""
 PART_S = 0.004
-"""The longest time of one part of a reading, during which programming may have to wait.
+"""The longest time in seconds of one part of a reading. Programming may have to wait until the part ends.
 
 For each 32 kB of its answer, the kernel walks its table from the beginning, which takes 8 ms with 100,000 virtual servers.
 """
@@ -232,7 +232,7 @@ class TrafficReader:
     is the function that opens a socket.
 
     ``open_connections`` returns the number of connections of all real servers at the last read; None if no total was computed.
-    With ``is_wanted``, every read of real servers after this call computes the total number of their connections. The total needs
+    If ``is_wanted`` is true, every later read of real servers computes the total number of their connections. The total needs
     no additional system call, because the kernel's answers about real servers contain their connections.
     """
 

@@ -194,7 +194,7 @@ def _deletion(head: bytes, data: bytes, start: int, end: int) -> bytes:
     The message contains a byte-for-byte copy of the flow's original tuple and, if the flow has a zone, of its zone.
 
     With a copy of the tuple, the same message works for every protocol. A deletion message without a tuple would delete all
-    flows, so the layout accepts only flows with a tuple.
+    flows, so ``_layout`` accepts only flows with a tuple.
     """
     attributes = message.attributes(data, start, end)
     whole = bytearray(head)

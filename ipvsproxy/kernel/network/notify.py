@@ -2,8 +2,9 @@
 
 The kernel notifies only about addresses, interfaces and routes; polls find changes of IPVS, ipsets and iptables. If the kernel
 removes routes together with an address or an interface, there is no notification about the routes. The listener has a separate
-socket, because a notification has the sequence number of a request, and could be mistaken for the reply. The layouts of messages
-are from include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
+socket, because a notification has the sequence number of the request that caused it. On the socket of the request, the
+notification could be mistaken for the reply. The layouts of messages are from
+include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
 """
 
 import contextlib

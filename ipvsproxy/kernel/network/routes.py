@@ -43,7 +43,7 @@ _LOCAL = 2  # The route type RTN_LOCAL.
 _SCOPES: Mapping[Family, int] = {Family.IPV4: 254, Family.IPV6: 0}  # RT_SCOPE_HOST for IPv4; IPv6 routes have no scope.
 _HEADER = 12
 _PLACE = message.Layout((((1,), "s"), ((4,), "I"), ((6,), "I")))
-"""Destination, index of the device, metric."""
+"""The layout of three attributes of a route: the destination, the index of the device, and the metric."""
 _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
 
@@ -132,7 +132,7 @@ class RouteDriver:
         return ours.keys()
 
     def _start(self, family: Family) -> bytes:
-        """The common first bytes of messages about our routes, which are a ``struct rtmsg`` without its flags."""
+        """The bytes with which each message about our routes begins: a ``struct rtmsg`` without its flags."""
         return bytes((family, family.bits, 0, 0, TABLE, self._protocol, _SCOPES[family], _LOCAL))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:

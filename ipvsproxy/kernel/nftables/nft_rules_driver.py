@@ -1,9 +1,9 @@
 """The nftables driver for rules: one transaction programs all rules of an IP family. The driver starts no process.
 
 Our table has the rules of both IP families. Each chain's name contains the family and the iptables table, as in
-``IPv4-nat-KUBE-SERVICES``. In each family, a base chain replaces each built-in chain of iptables that has one of our jumps. Every
-rule carries the text that iptables would print for the rule; ``nft list table inet ipvsproxy`` shows a short text as the rule's
-comment.
+``IPv4-nat-KUBE-SERVICES``. For each family and each built-in chain of iptables that has one of our jumps, our table has a
+separate base chain. Every rule carries the text that iptables would print for the rule; ``nft list table inet ipvsproxy`` shows a
+short text as the rule's comment.
 """
 
 import errno

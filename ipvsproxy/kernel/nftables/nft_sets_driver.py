@@ -38,7 +38,7 @@ _ADDRESS_TYPES: Mapping[Family, int] = {Family.IPV4: 7, Family.IPV6: 8}
 _PROTOCOL_TYPE, _PORT_TYPE, _MARK_TYPE = 12, 13, 19
 _MASK = "mask "
 _NUMBER = struct.Struct("=I")
-"""The format of marks, and of prefix lengths, which are stored as marks.
+"""The format of marks. Prefix lengths have the same format, because they are stored as marks.
 
 ``nft`` can print and read a constant in a key only if the constant has the type of a mark.
 """

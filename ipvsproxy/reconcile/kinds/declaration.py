@@ -132,10 +132,10 @@ class Circumstances:
 class ReconciledKind(Generic[K, V, W]):
     """One kind of kernel object on one node; the type variables ``K``, ``V`` and ``W`` are the same as in ``Table``.
 
-    ``classes`` are the classes of the kind's items, and ``stages`` has a stage for each verb of its operations. Only operations
-    with a stage for their verb are planned. ``is_witness`` means that objects of the kind show which virtual servers belong to
-    ipvsproxy. ``tables`` has the tables of the kind, and ``all`` has the tables of all kinds. ``objects`` is the first table;
-    nearly every kind has only one table.
+    ``classes`` are the classes of the kind's items, and ``stages`` has a stage for each verb of its operations. An operation is
+    planned only if ``stages`` has a stage for its verb. ``is_witness`` means that objects of the kind show which virtual servers
+    belong to ipvsproxy. ``tables`` has the tables of the kind, and ``all`` has the tables of all kinds. ``objects`` is the first
+    table; nearly every kind has only one table.
 
     By default, the node itself owns the objects, no object is ever removed, and an object needs an operation if its desired and
     observed values differ.
@@ -229,7 +229,7 @@ class ReconciledKind(Generic[K, V, W]):
         return False
 
     def differences(self) -> Iterator[Difference]:
-        """The differences between the desired and the observed side, in words.
+        """The differences between desired and observed objects, in words.
 
         Differences and operations come from the same comparison of the tables.
         """

@@ -56,7 +56,7 @@ class NodeTables:
         is_excluded: Callable[[VirtualServerKey], bool] = lambda _: False,
         is_served: Callable[[Family], bool] = always,
     ) -> None:
-        """Excluded virtual servers are never removed.
+        """A virtual server for which ``is_excluded`` returns true is never removed.
 
         A virtual server or an address is removed only if this node serves its IP family.
         """
@@ -64,8 +64,8 @@ class NodeTables:
         self.states: Mapping[ServiceName, ServiceState] = self._states
         """The desired state of each Service."""
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
-        """The desired set entries of each Service that does not own all virtual servers of its state, and that therefore desires
-        only some of the entries of its state."""
+        """For each Service that does not own all virtual servers of its state: the set entries that the Service desires. These
+        are only some of the entries of its state."""
         self.restricting: dict[ServiceName, ServiceState] = {}
         """The desired state of each Service that has a virtual server whose source ranges do not include this node."""
         self.in_rules: dict[Family, frozenset[VirtualServerKey]] = {}

@@ -213,7 +213,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
                 self._drains.end(key, real_server)
 
     def _settle_thresholds(self, verb: Verb, item: RealServers) -> None:
-        """Records the thresholds of real servers, in an object to which nothing else refers."""
+        """Records the thresholds after an operation in a new object; the next reading may share the old object."""
         observed = self.objects.observed[item.virtual_server]
         thresholds = {one: value for one, value in (observed.thresholds or {}).items() if one not in item.keys}
         if verb is not Verb.REMOVE and item.thresholds != NO_THRESHOLDS:

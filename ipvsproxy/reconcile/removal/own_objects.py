@@ -69,9 +69,9 @@ def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -
     """The part of a cleanup that removes only objects that kube-proxy does not know.
 
     The objects that kube-proxy knows, and their connections, are left to kube-proxy. The objects that kube-proxy knows are
-    virtual servers with an address, ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. The caller limits
-    the rules in ``todo`` by the skeletons that it passes to ``plan``. If only a local route makes a service address local, the
-    address is added to ``kube-ipvs0``.
+    virtual servers with an address, ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. All rules in
+    ``todo`` are kept, because the skeletons that the caller passed to ``plan`` already limit them. If only a local route makes a
+    service address local, the address is added to ``kube-ipvs0``.
     """
 
     def goes(operation: Operation) -> bool:
@@ -96,12 +96,12 @@ def give_up(
 ) -> Cleanup:
     """The removals of all objects because of which connections to the given API servers do not leave this node.
 
-    The address of each API server is removed from ``kube-ipvs0`` and from the local routes. The virtual server and set entries at
-    the API server's port are removed, too. ``allowed`` addresses stay. If one kind of object could not be read, all objects stay.
-    A cluster IP stays, because the cluster IP may lead to the API servers. The set entries of this backend, or the ``former`` set
-    entries of the other backend, show which address is a cluster IP. A virtual server with real servers also stays, unless a set
-    entry shows that its address is an external address. Without such a set entry, the address may be a cluster IP whose set entry
-    was lost.
+    The address of each API server is removed from ``kube-ipvs0`` and from the local routes. The virtual server at this address
+    and the API server's port is removed, too, and so are the set entries of the virtual server. ``allowed`` addresses stay. If
+    one kind of object could not be read, all objects stay. A cluster IP stays, because the cluster IP may lead to the API
+    servers. The set entries of this backend, or the ``former`` set entries of the other backend, show which address is a cluster
+    IP. A virtual server with real servers also stays, unless a set entry shows that its address is an external address. Without
+    such a set entry, the address may be a cluster IP whose set entry was lost.
     """
     kinds: dict[Address, set[SetKind]] = {}
     for entry in itertools.chain(*(observed.sets or {}).values(), former):

@@ -70,7 +70,7 @@ class Marks:
         self._ports: dict[int, MarkedPort] = {}
         self._waiting: dict[MarkedPort, None] = {}
         self.waiting: Collection[MarkedPort] = self._waiting
-        """The Service ports without a mark, in the order in which they get marks."""
+        """The Service ports that wait for a mark, in the order in which they will get one."""
         self._news: list[MarkedPort] = []
 
     def take_news(self) -> Sequence[MarkedPort]:
@@ -197,7 +197,7 @@ class Scopes:
         """Whether this process has read all sets that an earlier process may have left behind."""
         sets = [one for one in IP_SETS.values() if one.kind in SCOPE_KINDS]
         self._sets = {family: [(one, self.entries[one.name]) for one in sets if one.family is family] for family in Family}
-        """The sets that only scopes use, each with its entries."""
+        """For each family, the sets that exist only for second scopes, each with the table of its entries."""
         self._states: dict[ServiceName, ServiceState] = {}
         """The desired state of each Service with second scopes, as passed to ``put``, before marks are added to the state."""
         self._changed: dict[ServiceName, None] = {}

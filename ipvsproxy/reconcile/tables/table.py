@@ -191,9 +191,9 @@ class Table(Generic[K, V, W]):
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
         """Replaces all observed keys and their values by ``listing``; yields each time after ``ITEMS_AT_ONCE`` keys.
 
-        No other method may change the table between two steps. An observed key that belongs to ipvsproxy, and is still present,
-        continues to belong to ipvsproxy. If the observed value is equal to the stored value, the table keeps the object that it
-        already has.
+        No other method may change the table between two steps. If a key belongs to ipvsproxy and is still present, it continues
+        to belong to ipvsproxy, whatever ``is_ours`` returns. If the observed value is equal to the stored value, the table keeps
+        the object that it already has.
         """
         self.begin_reading()
         yield from self.observing_some(listing, is_ours)

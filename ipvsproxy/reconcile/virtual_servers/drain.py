@@ -130,7 +130,8 @@ class Drains:
     def due(self, now: float) -> Collection[VirtualServerKey]:
         """The virtual servers whose connections should be read now.
 
-        If the counts of a virtual server are not passed to ``judge``, its connections should soon be read again.
+        If the caller does not pass the counts of a virtual server to ``judge``, the virtual server is due again after
+        ``SHORTEST_INTERVAL_S``.
         """
         due: list[VirtualServerKey] = []
         while (due_s := self.next_s()) is not None and due_s <= now:
@@ -196,7 +197,7 @@ class Drains:
 def removals_at_once(
     outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], room: int
 ) -> list[Operation]:
-    """The removals of real servers that have begun to drain with the given outcomes, and that have no connections.
+    """The removals of real servers that an operation in ``outcomes`` set to draining, and that have no connections.
 
     ``counts`` were read after the outcomes; a value of None means that the counts could not be read. ``room`` is the largest
     number of removals to return.

@@ -15,7 +15,7 @@ on the Service's cluster IP. Virtual servers of ipvsproxy and of another program
 servers have addresses of hosts. If a virtual server has a real server on an address of this host, a second virtual server
 therefore proves nothing.
 
-A virtual server by firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains its mark.
+A virtual server that is identified by a firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains this mark.
 
 Three rules decide which of several Services gets a virtual server:
 
@@ -98,9 +98,9 @@ def owned_virtual_servers(
     ``local`` are the addresses on ``kube-ipvs0`` and the addresses to which ipvsproxy's local routes lead. ``host_addresses`` are
     the addresses of this host on interfaces other than ``kube-ipvs0``. If ipvsproxy's set contains a node port, the virtual
     servers of this port on the host addresses in ``node_port_ranges`` belong to ipvsproxy. Loopback addresses never count as such
-    host addresses. An IPv6 link-local address counts only if a range other than ``::/0`` contains the address. ``left_behind``
-    has all observed virtual servers if a virtual server on an address without node ports may belong to ipvsproxy; otherwise
-    ``left_behind`` is empty.
+    host addresses. An IPv6 link-local address counts only if a range other than ``::/0`` contains the address. ``left_behind`` is
+    empty, or has all observed virtual servers. If it has them, a virtual server of a node port may belong to ipvsproxy even on
+    another address: one of ipvsproxy's virtual servers must have the same settings and real servers.
     """
 
     def serves(address: Address) -> bool:

@@ -134,7 +134,7 @@ _READERS: Mapping[ObjectKind, _Reader] = {
 
 
 def read_page(kind: ObjectKind, body: bytes) -> Page:
-    """One page of a list whose items have not been parsed yet.
+    """One page of a list; the items of the page are still unparsed JSON.
 
     Raises:
         UndecodableError: the body is not a list.
@@ -302,7 +302,7 @@ class ListReader:
         return decode_list(self._kind, self._before_items + self._buffer)
 
     def _begin(self) -> bool:
-        """Take the bytes before the first item out of the buffer; returns False if the buffer has no beginning of an item."""
+        """Remove the bytes before the first item from the buffer; returns False if the first item was not found."""
         before_items = _BEFORE_ITEMS.search(self._buffer, 0, MOST_BYTES_BEFORE_ITEMS)
         item = _BEGINNING.match(self._buffer, before_items.end()) if before_items else None
         if before_items is None or item is None:

@@ -101,7 +101,7 @@ class _Given(NamedTuple):
 
 
 def parse_service_annotations(raw: Mapping[str, str | None], skipped: list[Skipped]) -> ServiceAnnotations:
-    """The annotations of a Service that ipvsproxy knows; appends a ``Skipped`` for each invalid annotation."""
+    """Parses the annotations of a Service, except unknown ones; appends a ``Skipped`` for each invalid annotation."""
     given: dict[Annotation, _Given] = {}
     for name, annotation in () if raw.keys().isdisjoint(_NAMES) else _NAMES.items():
         text = raw.get(name)

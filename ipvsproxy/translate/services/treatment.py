@@ -27,7 +27,8 @@ from ipvsproxy.translate.services.topology import Endpoints
 from ipvsproxy.translate.translation_settings import Settings
 
 SLOW_START_WEIGHT = 100
-"""The full weight of each endpoint with slow start, if no annotation gives a weight. A weight of 1 could not grow in steps."""
+"""The full weight of each endpoint with slow start, if no annotation gives a weight. A full weight of 1 could not be reached in
+steps."""
 
 
 class Treatment(msgspec.Struct, frozen=True, gc=False):

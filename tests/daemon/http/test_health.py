@@ -52,7 +52,7 @@ def node() -> Node:
     return node
 
 
-def test_a_starting_node_is_healthy_and_becomes_eligible_with_the_first_complete_sync() -> None:
+def test_a_starting_node_is_healthy_but_not_eligible_until_the_first_complete_sync() -> None:
     node = Node()
     assert node.is_healthy()
     assert (node.status.updated, node.status.updated_s) == ({}, None)

@@ -144,7 +144,7 @@ async def test_listeners_are_opened_and_closed_as_the_node_gains_and_loses_addre
     assert ports.log[2:] == ["close 192.168.0.10:30001", "open 192.168.2.10:30001"]
 
 
-async def test_opening_a_port_in_use_is_retried_after_growing_pauses_and_delays_no_other_port() -> None:
+async def test_a_port_in_use_is_tried_again_after_growing_pauses_and_does_not_delay_other_ports() -> None:
     ports = Ports()
     ports.taken.add("0.0.0.0:30001")
     ports.put(state("web", ports={30001: 1}), state("dns", ports={30002: 1}))

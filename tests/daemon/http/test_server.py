@@ -111,7 +111,7 @@ async def test_a_server_on_the_unspecified_address_listens_on_both_families_unle
                 assert (await http_client.ask(port, "/x", host=other)).status == 200
 
 
-async def test_on_a_host_without_ipv6_a_server_on_the_unspecified_address_listens_on_ipv4(
+async def test_a_server_on_the_unspecified_address_listens_on_ipv4_if_the_host_has_no_ipv6(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = socket.socket

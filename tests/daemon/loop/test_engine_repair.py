@@ -103,7 +103,7 @@ async def test_a_foreign_virtual_server_counts_as_ours_as_soon_as_our_sets_have_
         assert_from_scratch(node)
 
 
-async def test_after_a_notification_a_changed_set_is_repaired_at_once_and_virtual_servers_are_not_read() -> None:
+async def test_a_changed_set_is_repaired_at_once_after_a_notification_without_reading_virtual_servers() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         polls, whole_polls = node.kernel.polls, node.kernel.whole_polls
         node.engine.rules_changed()

@@ -79,7 +79,7 @@ async def test_the_report_of_the_first_sync_includes_operations_for_the_kubernet
     assert [line["error"] for line in logs if line["event"] == "operation_failed"] == [report.errors[0].error]
 
 
-async def test_without_kubernetes_and_dns_services_all_services_are_programmed_together(logs: list[EventDict]) -> None:
+async def test_all_services_are_programmed_together_if_there_is_no_kubernetes_or_dns_service(logs: list[EventDict]) -> None:
     async with MemoryNode().serving(WEB, SLICE) as node:
         assert node.done.count("set rules IPv4 rules") == 1
         assert_from_scratch(node)

@@ -1,4 +1,4 @@
-"""Covers when garbage collections run, and that they are short; ``scripts/bench`` measures the saved time."""
+"""Tests that garbage collections run at the right times and are short; ``scripts/bench`` measures how much time this saves."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Measures, in steps of Python, how long one very large Service occupies the event loop.
+"""Measures how long one very large Service occupies the event loop; the unit is one executed step of Python code.
 
 While a very large Service occupies the loop, no request is answered and no signal is handled.
 """
@@ -19,7 +19,7 @@ from tests.support.virtual_time import loop
 
 ADDRESSES = 1000
 STEP_S = 1e-6
-"""The time that one step takes on the loop's clock."""
+"""The time in seconds by which each step of Python advances the clock of the event loop."""
 LONGEST = 150 * ADDRESSES
 """The largest number of Python steps for which a Service may occupy the event loop without a pause. The program may loop over all
 addresses a few times within this number of steps. With 40,000 addresses, these loops take a fifth of a second."""

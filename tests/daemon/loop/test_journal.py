@@ -87,7 +87,7 @@ def test_a_sync_with_nothing_to_do_is_not_logged(logs: list[EventDict]) -> None:
     assert logs == []
 
 
-def test_a_sync_is_logged_as_one_line_and_each_failure_as_one_more_line(logs: list[EventDict]) -> None:
+def test_the_log_has_one_line_for_a_sync_and_one_more_line_for_each_failure(logs: list[EventDict]) -> None:
     operation = Operation(Verb.ADD, examples.virtual_server(KEY))
     Journal().log_sync(summary(report(done=2, errors=(Outcome(operation, "no memory", 12),)), "web"), draining=4)
     failed, synced = logs

@@ -113,7 +113,7 @@ async def test_leftover_rules_of_a_family_are_removed_after_our_rules_of_this_fa
         assert not any(node.subject.present.values())
 
 
-async def test_without_changes_no_iptables_program_is_started_and_tables_are_examined_only_at_audits() -> None:
+async def test_an_iptables_program_reads_a_table_again_only_at_an_audit_after_the_table_has_changed() -> None:
     async with scene() as node:
         await node.sync()
         assert node.tables.reads == list(PLACES)
@@ -257,7 +257,7 @@ async def test_kube_proxys_nftables_table_of_a_family_is_removed_after_our_rules
         assert not any(node.subject.present.values())
 
 
-async def test_a_table_that_has_kube_proxys_name_but_other_contents_is_kept_and_reported_once() -> None:
+async def test_ipvsproxy_keeps_a_table_that_only_has_the_name_of_kube_proxys_table_and_logs_it_once() -> None:
     async with scene() as node:
         foreign = dataclasses.replace(left_tables.LEFT, comment="somebody else's")
         node.of_kube_proxy.put(IPV4, foreign)

@@ -67,7 +67,10 @@ async def test_one_very_slow_poll_does_not_prevent_later_polls(
 def noting_readings(
     node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, poll_s: float = 0, audit_s: float = 0
 ) -> list[tuple[float, bool]]:
-    """Let each full poll and each audit take this long; returns when each of them started, and whether it was an audit."""
+    """Let each full poll take ``poll_s`` seconds, and each audit ``audit_s`` seconds.
+
+    Returns when each of them started, and whether it was an audit.
+    """
     begun: list[tuple[float, bool]] = []
     poll = node.kernel.poll
 

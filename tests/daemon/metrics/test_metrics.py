@@ -1,7 +1,7 @@
 """Covers the numbers that the metrics show, and the formats of the page ``/metrics``.
 
-``tests/test_golden.py`` covers that the page has exactly the series recorded from kube-proxy, and
-``tests/test_reference_pages.py`` covers that each series is declared.
+``tests/test_golden.py`` checks that the page has exactly the series recorded from kube-proxy. ``tests/test_reference_pages.py``
+checks that each series is declared.
 """
 
 import asyncio

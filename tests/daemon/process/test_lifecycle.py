@@ -18,7 +18,7 @@ HANGS_S = 60.0
 """The number of seconds for which the hanging thread of a test hangs, unless the test ends earlier."""
 
 
-async def test_a_failing_task_stops_all_other_tasks_and_the_health_status_changes_before_the_servers_stop() -> None:
+async def test_the_health_status_changes_first_and_the_servers_stop_last_if_a_task_fails() -> None:
     order: list[str] = []
 
     async def work(name: str) -> None:

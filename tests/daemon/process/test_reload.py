@@ -290,7 +290,7 @@ async def test_a_flag_overrides_the_configuration_file_even_after_the_file_has_c
     assert logs[-1]["applied"] == ["iptables.masqueradeBit"]
 
 
-async def test_a_hangup_signal_causes_an_unchanged_file_to_be_read(process: Process, logs: Logs) -> None:
+async def test_an_unchanged_file_is_read_again_after_a_hangup_signal(process: Process, logs: Logs) -> None:
     await process.check()
     assert logs == []
     process.reloader.ask()

@@ -122,7 +122,7 @@ async def test_a_failing_plugin_is_reported_without_secrets(plugin: Plugin, sent
     assert "secret" not in str(raised.value)
 
 
-async def test_a_plugin_that_fails_at_the_start_is_retried_and_logged(tmp_path: pathlib.Path) -> None:
+async def test_the_source_reports_a_missing_plugin_and_runs_the_plugin_when_it_exists(tmp_path: pathlib.Path) -> None:
     plugin = tmp_path / "plugin"
     user = {"exec": {"apiVersion": VERSION, "command": str(plugin), "args": None, "env": None}}
     async with ApiServer(token="from-plugin") as server:

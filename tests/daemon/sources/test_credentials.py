@@ -1,4 +1,4 @@
-"""Covers kubeconfig, service account, tokens, plugins and TLS over real HTTP, and that no secret is logged."""
+"""Tests kubeconfig, service account, tokens, plugins and TLS over real HTTP. The tests also check that no secret is logged."""
 
 import base64
 import json
@@ -234,7 +234,7 @@ class V2Token: pass
     ],
     ids=["a model is imported", "a model is used", "its modules import each other"],
 )
-def test_if_parts_of_the_kubernetes_client_cannot_be_imported_alone_the_whole_library_is_imported(
+def test_the_whole_kubernetes_client_is_imported_if_its_parts_cannot_be_imported_alone(
     file: str, content: str, tmp_path: pathlib.Path
 ) -> None:
     for name, text in (FILES | {file: content}).items():

@@ -212,7 +212,7 @@ UNREADABLE: Mapping[str, Callable[[pathlib.Path], object]] = {
 @pytest.mark.parametrize("mends", [True, False], ids=["mended", "removed"])
 @pytest.mark.parametrize("kind", UNREADABLE)
 async def test_no_list_is_complete_until_every_file_has_been_read(tmp_path: pathlib.Path, kind: str, *, mends: bool) -> None:
-    """Objects that are missing from the first complete list would be removed from the kernel."""
+    """If a list counted as complete too early, the objects that it lacks would be removed from the kernel."""
     source, sink = directory.DirectorySource(str(tmp_path)), Sink()
     (tmp_path / "a.yaml").write_text(manifest("a"))
     (tmp_path / "odd.yaml").write_text("{apiVersion: v1, kind: Service, metadata: {name: odd}, spec: none}")

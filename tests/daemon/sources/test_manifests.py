@@ -132,7 +132,7 @@ def test_an_unquoted_timestamp_is_read_in_the_format_of_the_api(world: World) ->
     assert event.object.created_s == 1767323045
 
 
-def test_an_unquoted_equals_sign_in_a_document_of_another_kind_is_a_string(world: World) -> None:
+def test_an_unquoted_equals_sign_in_a_custom_resource_definition_is_read_as_a_string(world: World) -> None:
     """controller-gen does not quote equals signs, for example in prometheus-operator's alertmanagerconfigs (pyyaml#89)."""
     resource = "kind: CustomResourceDefinition\nspec:\n  enum:\n  - '!='\n  - =\n  - =~\n---\n"
     assert described(world.write(all=resource + text(service("web")))) == ["Put default/web"]
@@ -199,7 +199,7 @@ def test_objects_stay_when_their_file_becomes_invalid(world: World) -> None:
     assert described(world.write(all=text(service("b", "10.0.0.2")))) == ["Put default/b", "Gone default/a"]
 
 
-def test_an_object_stays_when_its_document_becomes_invalid_and_other_documents_are_updated(world: World) -> None:
+def test_the_object_of_a_document_that_becomes_invalid_stays_but_other_objects_are_updated(world: World) -> None:
     world.write(all=text(service("a"), service("b")))
     broken = service("a") | {"spec": "none"}
     rejected, put = world.write(all=text(broken, service("b", "10.0.0.2")))

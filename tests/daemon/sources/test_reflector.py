@@ -94,7 +94,7 @@ async def test_watch_lines_that_arrive_together_are_one_batch() -> None:
     assert world.batches == [1, 3]
 
 
-async def test_a_watch_that_ended_regularly_continues_at_once_from_the_last_resource_version() -> None:
+async def test_a_new_watch_starts_at_once_from_the_last_resource_version_after_a_watch_ended_normally() -> None:
     world = await run_script(page(), [ADDED, 400.0])
     assert "resourceVersion=105" in world.watches[1]
     assert world.sleeps == []
@@ -130,7 +130,7 @@ async def test_a_broken_watch_continues_from_its_resource_version_after_a_pause(
     assert len(world.lists) == 1
 
 
-async def test_pauses_grow_with_failures_and_are_short_again_after_a_watch_line() -> None:
+async def test_pauses_grow_with_each_failure_until_the_watch_receives_a_line() -> None:
     lost = ApiError(Trouble.UNREACHABLE, "no route")
     world = await run_script(page(), *[lost] * 7, [ADDED, 5.0, lost])
     *growing, anew = world.sleeps

@@ -298,7 +298,7 @@ async def test_listing_the_pods_of_one_service_does_not_list_other_pods(setup: S
     assert {target.name for target in found.values()} == {"default/pod-web-1"}
 
 
-async def test_pods_that_cannot_be_listed_cause_an_error(setup: Setup) -> None:
+async def test_an_error_is_raised_if_the_pods_cannot_be_listed(setup: Setup) -> None:
     setup.server.refuse(Refusal(500, resource=ENDPOINT_SLICES))
     with pytest.raises(ApiError, match="refused with 500"):
         await setup.source.targets()

@@ -452,7 +452,7 @@ async def test_the_page_of_a_service_has_the_output_of_explain_plus_rates_and_zo
 
 
 @in_virtual_time
-async def test_a_service_that_is_deleted_while_it_is_described_has_no_virtual_server_any_more() -> None:
+async def test_a_service_that_is_deleted_while_it_is_described_no_longer_holds_a_virtual_server() -> None:
     first, second = (
         builders.service(name, cluster=[f"10.96.1.{number}"], external=["192.0.2.1"], created_s=number)
         for number, name in enumerate(("first", "second"), 1)
@@ -606,7 +606,7 @@ async def test_a_query_parameter_that_cannot_be_parsed_is_refused() -> None:
 
 
 @in_virtual_time
-async def test_every_file_of_the_page_is_served_and_may_load_nothing_from_other_hosts() -> None:
+async def test_every_file_of_the_page_is_served_with_a_header_that_forbids_content_of_other_hosts() -> None:
     node = _node()
     static = Path(pages.__file__).parent / "static"
     assert {path.name for path in static.iterdir()} == set(pages.FILES)

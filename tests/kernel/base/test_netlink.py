@@ -259,7 +259,7 @@ def test_an_answer_that_cannot_be_parsed_raises_a_kernel_error(answer: Callable[
         netlink.resolve_family(tested, "IPVS", "ip_vs")
 
 
-def test_if_a_netlink_family_is_unknown_the_error_names_the_kernel_module_of_the_family() -> None:
+def test_the_error_for_an_unknown_netlink_family_contains_the_name_of_its_kernel_module() -> None:
     tested, _ = channel(lambda numbers: [error(numbers[0], errno.ENOENT)])
     with pytest.raises(KernelError, match="this kernel has no IPVS: the module ip_vs is missing or cannot be loaded"):
         netlink.resolve_family(tested, "IPVS", "ip_vs")

@@ -220,7 +220,7 @@ def test_leftover_rules_are_removed_and_rules_of_other_programs_stay(place: Rule
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_with_the_nftables_backend_iptables_runs_only_if_nf_tables_has_a_chain_of_kube_proxys_iptables_mode(
+def test_the_nftables_backend_runs_iptables_only_if_nf_tables_has_a_chain_of_kube_proxy(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nft = RulesPlace(Variant.NF_TABLES, Family.IPV4, is_used=False)

@@ -22,7 +22,7 @@ def has(proc: pathlib.Path, capabilities: str) -> None:
     (proc / "self/status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\nCapBnd:\t0000000000000000\n")
 
 
-def test_if_raw_sockets_can_be_opened_iptables_runs_with_an_unchanged_environment(
+def test_iptables_runs_with_an_unchanged_environment_if_raw_sockets_can_be_opened(
     tmp_path: pathlib.Path, library: pathlib.Path
 ) -> None:
     has(tmp_path, "0000000000003000")

@@ -207,7 +207,7 @@ def test_chains_and_rules_of_other_programs_stay_when_our_rules_are_written_and_
     assert change(driver, Verb.REMOVE, skeleton) == ""
 
 
-def test_our_chain_is_emptied_but_kept_and_reported_if_a_rule_of_another_program_jumps_to_it() -> None:
+def test_our_chain_is_emptied_and_reported_but_not_deleted_if_a_foreign_rule_jumps_to_it() -> None:
     driver, skeleton = driver_beside_set()
     change(driver, Verb.SET, skeleton)
     run("iptables", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", MARK.chain)

@@ -1,4 +1,4 @@
-"""A separate thread writes the rules of each family.
+"""The iptables driver of each IP family runs in a separate thread.
 
 These tests show which calls of the driver wait for an iptables program, and for how long.
 
@@ -48,7 +48,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 @pytest.fixture
 def make(programs: pathlib.Path) -> Iterator[Make]:
-    """Creates drivers. After the test, scripts that still run may end."""
+    """Creates drivers. After the test, the fixture lets all waiting scripts end."""
     made: list[RulesDriver] = []
 
     def make(patience_s: float | None, on_late_end: Callable[[], None] = lambda: None) -> RulesDriver:

@@ -1,4 +1,4 @@
-"""The IPVS driver with a fake socket: answers that are lost or cannot be parsed."""
+"""Tests, with a fake socket, how the IPVS driver handles answers that are lost or cannot be parsed."""
 
 import errno
 import functools

@@ -176,7 +176,7 @@ def test_only_an_invalid_real_server_is_refused_if_the_real_servers_fill_several
 def test_virtual_servers_in_another_network_namespace_do_not_hide_our_virtual_servers(
     new_network_namespace: Callable[[], None],
 ) -> None:
-    """If another namespace has virtual servers, a listing on Linux 6.1 omits half of our virtual servers."""
+    """On Linux 6.1, the kernel's list omits half of our virtual servers if another namespace also has virtual servers."""
     servers = [server(f"10.96.{number // 250}.{number % 250 + 1}") for number in range(600)]
     desired = [operation for one in servers for operation in operations(Verb.ADD, one, real(one, "10.1.0.1"))]
     with contextlib.ExitStack() as drivers:

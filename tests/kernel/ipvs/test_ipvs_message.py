@@ -166,7 +166,7 @@ def test_a_value_that_is_too_long_for_its_field_is_an_error_and_is_not_truncated
         encode(Operation(Verb.ADD, item))
 
 
-def test_the_number_of_cached_templates_is_bounded_however_many_thresholds_occur() -> None:
+def test_the_number_of_cached_templates_is_limited_even_if_many_different_thresholds_occur() -> None:
     encoder = ipvs_message.Encoder(FAMILY_NUMBER)
     item = RealServers.of(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80))
     for number in range(ipvs_message.TEMPLATES_KEPT + 9):

@@ -1,4 +1,4 @@
-"""Covers the order in which operations are sent, and the outcomes that follow from the kernel's answers, without a kernel."""
+"""Covers the order in which operations are sent, and the outcomes that follow from error numbers. No test needs a kernel."""
 
 import errno
 

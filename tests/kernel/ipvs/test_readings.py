@@ -176,7 +176,7 @@ CHANGES: Mapping[str, tuple[Callable[[Table], object], bool]] = {
 
 
 @pytest.mark.parametrize(("change", "is_seen"), CHANGES.values(), ids=CHANGES)
-def test_the_cheap_read_sees_every_change_except_a_new_weight_a_new_threshold_and_a_replaced_real_server(
+def test_the_cheap_read_misses_only_new_weights_and_new_thresholds_and_replaced_real_servers(
     table: Table, change: Callable[[Table], object], *, is_seen: bool
 ) -> None:
     table.put(WEB, pod(1), pod(2))
@@ -306,7 +306,7 @@ DRIFT: dict[str, tuple[tuple[str, ...], bool]] = {
     "a scheduler flag": (("-E", "-t", "10.96.0.1:80", "-s", "rr", "-b", "flag-2"), True),
     "a virtual server less": (("-D", "-t", "10.96.0.1:80"), True),
 }
-"""The changes that another program makes to ``ONE``, and whether the cheap read sees each change."""
+"""For each change that another program makes to ``ONE``: the arguments of ipvsadm, and whether the cheap read sees the change."""
 
 
 @pytest.mark.kernel
@@ -350,7 +350,7 @@ def test_a_family_that_was_not_requested_is_not_read(driver: ipvs.IpvsDriver) ->
 
 
 @pytest.mark.parametrize("number", [0, 1, ipvs_readings.FIRST_ROOM - 1, ipvs_readings.FIRST_ROOM, 300])
-def test_the_connections_of_all_real_servers_are_read_however_many_real_servers_there_are(table: Table, number: int) -> None:
+def test_connections_are_read_for_any_number_of_real_servers(table: Table, number: int) -> None:
     pods = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
     table.put(WEB, *pods)
     counted = ConnectionCounts(0x07070707, 0x07070707)  # the fake kernel fills the fields behind the thresholds with 7
@@ -387,7 +387,7 @@ def test_a_read_of_the_whole_table_can_sum_all_connections_without_more_system_c
     assert table.added_up() is None
 
 
-def test_a_sum_of_all_connections_includes_a_virtual_server_that_is_written_while_the_table_is_read(table: Table) -> None:
+def test_a_virtual_server_that_is_written_during_a_read_counts_once_in_the_sum_of_connections(table: Table) -> None:
     table.reader.adds_connections = True
     for number in range(1, 40):
         table.put(VirtualServerKey(Protocol.TCP, parse_address(f"10.96.1.{number}"), 80), pod(1))

@@ -116,7 +116,7 @@ OUR_LINK = link(DEVICE.encode() + b"\0") + fake_netlink.attribute(18, fake_netli
 
 
 @pytest.mark.parametrize("refused", [17, 16], ids=["removal", "addition"])
-def test_if_kube_ipvs0_cannot_be_recreated_the_removal_of_its_addresses_fails(refused: int) -> None:
+def test_the_removal_of_many_addresses_fails_if_kube_ipvs0_cannot_be_recreated(refused: int) -> None:
     many = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(addresses.MANY_REMOVALS)]
     is_there = True
 

@@ -225,7 +225,9 @@ def test_the_count_includes_flows_that_were_deleted_before_an_incomplete_listing
     assert len(table.queries) == len(table.deleted) == 2
 
 
-def test_if_every_listing_is_incomplete_the_error_contains_the_number_of_deleted_flows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_failed_outcome_has_the_number_of_deleted_flows_if_every_listing_is_incomplete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(netlink, "DUMP_PAUSES_S", (0.0, 0.0))
     table = Table(lost(fake_flow(5)), lost())
     (outcome,) = conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])
@@ -233,7 +235,7 @@ def test_if_every_listing_is_incomplete_the_error_contains_the_number_of_deleted
     assert (outcome.errno, outcome.removed) == (errno.ENOBUFS, 1)
 
 
-def test_if_the_kernel_refuses_the_filter_all_flows_are_listed() -> None:
+def test_all_flows_are_listed_if_the_kernel_refuses_the_filter() -> None:
     table = Table(done(errno.EOPNOTSUPP), listed(fake_flow(5)))
     assert removed(conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])) == [1]
     filtered, unfiltered = table.queries

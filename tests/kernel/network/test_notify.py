@@ -142,7 +142,7 @@ def new_address_request(device: str, text: str) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), 20, 0x605, 1, 0) + body
 
 
-def test_after_lost_events_the_listener_reports_a_change_and_finds_the_watched_device_again(
+def test_the_listener_reports_a_change_and_finds_the_recreated_device_after_events_were_lost(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)
@@ -203,5 +203,5 @@ def test_a_message_that_cannot_be_parsed_counts_as_a_change_of_our_objects(liste
 
 
 @pytest.mark.parametrize("kind", [16, 20, 24], ids=["link", "address", "route"])
-def test_a_notification_without_its_whole_header_is_ignored(listener: notify.ChangeListener, kind: int) -> None:
+def test_a_notification_with_an_incomplete_header_is_ignored(listener: notify.ChangeListener, kind: int) -> None:
     assert list(listener._decode(fake_netlink.message(0, bytes(4), kind=kind))) == []

@@ -73,7 +73,7 @@ def driver(network_namespace: None) -> Iterator[routes.RouteDriver]:
         yield made
 
 
-def test_our_route_has_the_expected_properties_in_the_output_of_ip_and_no_preferred_source_address(
+def test_ip_shows_our_route_with_the_expected_properties_and_without_a_preferred_source_address(
     driver: routes.RouteDriver,
 ) -> None:
     assert clean(apply(driver, Verb.ADD, LocalRoutes.of(V4, V6)))
@@ -244,7 +244,7 @@ def test_the_driver_observes_only_our_ipv4_routes_if_ipv6_has_no_routing_table(
     assert driver.observe() == {V4}
 
 
-def test_routes_that_cannot_be_listed_are_an_error() -> None:
+def test_an_error_is_raised_if_the_routes_cannot_be_listed() -> None:
     driver = routes.RouteDriver(fake_netlink.refusing(errno.EPERM))
     for observe in (driver.observe, driver.observe_changed):
         with pytest.raises(KernelError, match="list the IPv4 routes"):

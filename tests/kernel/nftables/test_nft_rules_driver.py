@@ -440,7 +440,7 @@ def test_cleanup_skips_iptables_only_if_iptables_certainly_has_no_chains_and_the
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
-def test_cleanup_covers_iptables_if_one_of_its_legacy_tables_exists(tmp_path: pathlib.Path, family: Family) -> None:
+def test_cleanup_covers_iptables_if_a_legacy_table_of_iptables_exists(tmp_path: pathlib.Path, family: Family) -> None:
     (tmp_path / "proc/thread-self/net").mkdir(parents=True)
     name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
     (tmp_path / "proc/thread-self/net" / name).write_text("nat\n")

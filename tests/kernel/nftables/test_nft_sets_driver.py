@@ -101,7 +101,7 @@ def test_thousands_of_entries_of_a_missing_set_are_not_sent_one_by_one(driver: N
     assert transaction.call_count < 20, "the kernel waits for its processors before it answers a refused one"
 
 
-def test_thousands_of_absent_entries_among_present_entries_are_not_removed_one_by_one(
+def test_removing_thousands_of_entries_takes_few_transactions_even_if_every_other_entry_is_absent(
     driver: NftSetsDriver, transaction: Mock
 ) -> None:
     entries = tuple(map(entry, range(MANY)))
@@ -121,7 +121,7 @@ def test_changed_marks_of_thousands_of_entries_are_not_sent_one_by_one(driver: N
     assert transaction.call_count < 20
 
 
-def test_removing_and_then_adding_an_absent_entry_in_one_run_of_operations_adds_the_entry(driver: NftSetsDriver) -> None:
+def test_an_absent_entry_is_added_if_one_run_of_operations_removes_and_then_adds_the_entry(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     changes = [*operations(Verb.REMOVE, entry(1)), *operations(Verb.ADD, entry(1))]
     assert [(one.error, one.surprise) for one in driver.apply(changes)] == [("", True), ("", False)]
@@ -146,7 +146,7 @@ def test_changed_marks_are_written_even_if_another_program_empties_the_set_meanw
     assert set(driver.observe([SCOPE])[SCOPE].entries) == set(marked(range(2), 2).keys)
 
 
-def test_thousands_of_entries_for_a_table_owned_by_another_process_are_refused_at_once(
+def test_thousands_of_entries_are_refused_in_few_transactions_if_another_process_owns_the_table(
     driver: NftSetsDriver, transaction: Mock
 ) -> None:
     with subprocess.Popen(("nft", "-i"), stdin=subprocess.PIPE, text=True) as owner:

@@ -49,7 +49,7 @@ def test_a_chain_with_policy_drop_refuses_packets_that_no_rule_accepts(definitio
 
 
 @pytest.mark.parametrize(("target", "is_closed"), [("DROP", True), ("REJECT", True), ("LOG", False)])
-def test_a_chain_of_iptables_nft_refuses_packets_that_no_rule_accepts_if_its_last_rule_refuses_every_packet(
+def test_a_chain_of_iptables_nft_counts_as_closed_if_its_last_rule_drops_or_rejects_every_packet(
     target: str, *, is_closed: bool
 ) -> None:
     rule: list[nft_tables.Expression] = [("counter", {(1,): bytes(8)}), ("target", {(1,): f"{target}\0".encode()})]
@@ -78,7 +78,7 @@ def test_a_table_counts_as_ours_if_it_is_empty_or_has_our_chains_or_sets(
 
 @real
 @pytest.mark.usefixtures("network_namespace")
-def test_of_our_table_only_the_chains_of_other_programs_are_shown() -> None:
+def test_a_reading_of_our_table_contains_only_the_chains_of_other_programs() -> None:
     ours = "chain IPv4-filter-INPUT { type filter hook input priority -5; policy drop; }\n"
     load(f"table inet ipvsproxy {{ {ours} }}\n")
     assert read() == {}

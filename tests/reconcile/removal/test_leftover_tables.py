@@ -45,6 +45,6 @@ def test_no_removal_is_needed_if_no_table_exists() -> None:
         (dataclasses.replace(LEFT, maps=frozenset({"service-ips"})), "it has no map service-nodeports"),
     ],
 )
-def test_a_table_whose_chains_or_maps_differ_from_kube_proxys_table_is_not_removed(table: NftTable, why: str) -> None:
+def test_a_table_with_another_comment_or_without_a_chain_or_map_of_kube_proxy_is_not_removed(table: NftTable, why: str) -> None:
     assert leftovers.why_foreign(table) == why
     assert leftovers.removal_of_table(table) == Removal()

@@ -70,7 +70,7 @@ def test_a_cleanup_removes_no_rules_in_an_ip_family_that_has_none_of_our_rules()
     assert own_objects.plan(kernel_with(jumps=()), OURS, ()).rules == ()
 
 
-def test_witnesses_are_removed_only_if_all_our_virtual_servers_are_known() -> None:
+def test_witnesses_may_be_removed_only_if_the_virtual_servers_and_all_witnesses_were_read() -> None:
     assert own_objects.may_remove_witnesses(EMPTY)
     for lacking in ("virtual_servers", "sets", "addresses", "routes", "interface_addresses"):
         assert not own_objects.may_remove_witnesses(dataclasses.replace(EMPTY, **{lacking: None}))  # type: ignore[arg-type]  # the keys are names of fields

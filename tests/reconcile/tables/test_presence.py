@@ -1,4 +1,4 @@
-"""A presence table behaves like a table that stores the desired and the observed side in two dictionaries.
+"""Tests that a ``PresenceTable`` behaves like a ``Table``, which stores desired and observed values in two dictionaries.
 
 The properties that all tables share are tested in ``test_table``.
 """
@@ -61,7 +61,7 @@ def test_reading_or_deleting_an_absent_key_raises_an_error() -> None:
 
 
 class BothTables(stateful.RuleBasedStateMachine):
-    """Applies each change to a presence table, and to a table that stores the desired and the observed side separately."""
+    """Applies each change to a ``PresenceTable``, and to a ``Table``, which stores desired keys and observed keys separately."""
 
     @stateful.initialize(is_protected=st.booleans())
     def make(self, *, is_protected: bool) -> None:

@@ -255,7 +255,7 @@ def test_a_released_mark_is_reused_only_after_all_marks_that_were_never_used() -
     assert given == [3, 2, 1, 3]
 
 
-def test_no_service_gets_a_mark_that_another_program_took_while_no_process_ran() -> None:
+def test_no_service_gets_a_mark_that_another_program_took_while_ipvsproxy_was_down() -> None:
     node = serving(shop())
     theirs = FirewallMark.of(Family.IPV4, FIRST)
     entry = mark_entry(theirs)
@@ -518,7 +518,7 @@ def test_a_port_keeps_the_firewall_mark_that_most_of_its_set_entries_have() -> N
     assert marks_of(node) == {"192.0.2.20": FIRST, BALANCER: SECOND, "192.0.2.21": SECOND, "192.0.2.22": SECOND}
 
 
-def test_releasing_a_mark_that_no_service_has_changes_nothing() -> None:
+def test_nothing_changes_when_a_mark_without_a_service_is_released() -> None:
     node = serving(shop())
     node.reconciler._tables.scopes.refuse(FirewallMark.of(Family.IPV4, SECOND))
     node.sync()

@@ -95,7 +95,7 @@ def test_the_slow_start_of_an_endpoint_needs_only_a_few_operations() -> None:
     assert node.now == 1000 + DURATION_S
 
 
-def test_a_change_of_the_service_does_not_restart_a_slow_start() -> None:
+def test_an_added_endpoint_does_not_restart_the_slow_start_of_another_endpoint() -> None:
     node = starting()
     node.sync(after_s=DURATION_S / 2)
     assert weights(node) == {1: OWN, 2: 50}

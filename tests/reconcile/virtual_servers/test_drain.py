@@ -1,4 +1,4 @@
-"""The class Drains: when connections must be read, and when a drain is over.
+"""Tests the class ``Drains``: when connections of a draining real server must be read, and when its drain is over.
 
 ``test_reconciler_drains`` tests how drains begin and end.
 """
@@ -41,7 +41,7 @@ class Judged(Drains):
 
 @pytest.mark.checklist(89)
 @pytest.mark.parametrize("counts", [{ONE: IDLE}, {}], ids=["has none", "is gone from the kernel"])
-def test_the_drain_of_a_real_server_without_connections_is_over(counts: dict[RealServerKey, ConnectionCounts]) -> None:
+def test_a_drain_is_over_if_its_real_server_has_no_connections(counts: dict[RealServerKey, ConnectionCounts]) -> None:
     drains = Judged(ONE)
     assert drains.may_remove(KEY, ONE) is False
     assert drains.see(counts, 100) == [ONE]

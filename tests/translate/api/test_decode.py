@@ -92,7 +92,7 @@ def test_one_invalid_object_of_a_list_does_not_affect_the_other_objects() -> Non
 
 
 @pytest.mark.parametrize("item", [{}, {"metadata": None}, {"metadata": {"name": ""}}])
-def test_an_object_without_a_name_is_rejected_without_a_key(item: dict[str, Any]) -> None:
+def test_the_rejection_of_an_object_without_a_name_has_no_key(item: dict[str, Any]) -> None:
     assert _list(item).events == (Rejected(ObjectKind.SERVICE, None, "", "is missing", "metadata.name"),)
 
 
@@ -104,7 +104,7 @@ def test_an_object_that_is_not_valid_utf8_does_not_affect_the_other_objects() ->
     assert (second.key, "can't decode byte 0xff" in second.reason) == (None, True)
 
 
-def test_an_object_whose_name_is_invalid_is_rejected_without_a_key() -> None:
+def test_the_rejection_of_an_object_with_an_invalid_name_has_no_key() -> None:
     (event,) = _list({"metadata": {"name": ["web"]}}).events
     assert event == Rejected(ObjectKind.SERVICE, None, "", "expected str | null, got array", "metadata.name")
 

@@ -36,7 +36,7 @@ def pieces_of(body: bytes, size: int) -> Iterator[bytes]:
 
 
 def read(pieces: Iterator[bytes], kind: ObjectKind = ObjectKind.SERVICE) -> tuple[list[Put | Rejected], decode.ListPage]:
-    """The events that are returned before the end of the list, and the last page."""
+    """The events that the reader returns while pieces arrive, and the page that it returns at the end of the list."""
     reader = ListReader(kind)
     events = [event for piece in pieces for event in reader.feed(piece)]
     return events, reader.finish()
@@ -138,7 +138,7 @@ def test_a_body_that_is_not_a_list_is_an_error(garbage: bytes) -> None:
         reader.finish()
 
 
-def test_invalid_json_in_an_item_is_an_error_and_the_items_before_it_stay_valid() -> None:
+def test_invalid_json_in_an_item_is_an_error_but_earlier_items_stay_valid() -> None:
     body = body_of(service("a"), service("b"), service("c")).replace(b'"b"', b'b"')
     reader = ListReader(ObjectKind.SERVICE)
     assert names(reader.feed(body)) == ["a"]
@@ -146,7 +146,7 @@ def test_invalid_json_in_an_item_is_an_error_and_the_items_before_it_stay_valid(
         reader.finish()
 
 
-def test_a_long_list_only_needs_memory_for_some_of_its_items() -> None:
+def test_a_long_list_is_read_without_keeping_all_its_items_in_memory() -> None:
     head, item = body_of(service("a"))[:-2], b"," + compact(service("a", annotations={"x": "y" * 4000})).encode()
     reader = ListReader(ObjectKind.SERVICE)
     reader.feed(head)

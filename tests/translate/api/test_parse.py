@@ -1,4 +1,4 @@
-"""The fields of a Service that are used, and the reasons why other fields are not used. Nodes: ``test_parse_node.py``."""
+"""Tests which fields of a Service are used, and which reasons are given for unused fields. Nodes: ``test_parse_node.py``."""
 
 from typing import Any
 
@@ -84,7 +84,7 @@ def test_the_headless_label_has_no_effect_on_a_service() -> None:
     assert _service(metadata={"labels": {"service.kubernetes.io/headless": ""}}).not_served is None
 
 
-def test_if_no_cluster_ip_of_a_service_is_usable_the_reason_for_each_cluster_ip_is_given() -> None:
+def test_a_reason_is_given_for_each_cluster_ip_if_no_cluster_ip_of_a_service_is_usable() -> None:
     service = _service({"clusterIP": "10.96.0.300", "clusterIPs": ["10.96.0.300", "fd00::x"], "externalIPs": ["192.0.2.1"]})
     assert service.not_served == Skipped("spec.clusterIPs", "none is a usable address")
     assert _reasons(service) == [

@@ -37,7 +37,7 @@ CLUSTER_IP_V6 = "fd00:10:96::10"
 DUAL = (CLUSTER_IP, CLUSTER_IP_V6)
 
 
-def test_a_service_with_a_cluster_ip_becomes_one_virtual_server_one_address_and_two_set_entries() -> None:
+def test_a_cluster_ip_needs_a_virtual_server_and_an_address_and_two_set_entries() -> None:
     state = state_of(service(), endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)))
     assert frontends(state) == {"TCP 10.96.0.10:80"}
     assert backends(state, CLUSTER_IP) == {"10.244.1.5:8080"}
@@ -195,7 +195,7 @@ def test_traffic_goes_to_terminating_endpoints_only_if_its_policy_allows_no_read
 
 
 def _without_local(state: ServiceState) -> tuple[int, int]:
-    """The numbers of families without an endpoint on this node: for internal and for external traffic with policy Local."""
+    """Counts the families without an endpoint on this node: first for internal, then for external traffic with policy Local."""
     policies = [policy for policy, _ in state.rare.without_local]
     return policies.count("internal"), policies.count("external")
 
@@ -211,7 +211,7 @@ def _local(*, internal: bool, external: bool) -> Service:
 @pytest.mark.checklist(84, 85, 86, 87, 88)
 @pytest.mark.parametrize(("internal", "external"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("slices", "is_counted"), [([HERE], False), ([ELSEWHERE], True), ([], False)])
-def test_a_local_policy_without_local_endpoints_is_counted_if_other_nodes_have_endpoints(
+def test_a_service_with_policy_local_but_no_local_endpoint_counts_if_other_nodes_have_endpoints(
     slices: list[EndpointSlice], *, internal: bool, external: bool, is_counted: bool
 ) -> None:
     counted = _without_local(state_of(_local(internal=internal, external=external), *slices))
@@ -314,7 +314,7 @@ def test_the_order_of_ports_and_addresses_in_a_service_does_not_change_the_state
 
 
 @hypothesis.given(strategies.services(), strategies.slice_lists())
-def test_every_bound_address_has_an_entry_in_the_set_of_addresses_and_a_virtual_server(
+def test_every_bound_address_has_a_virtual_server_and_an_entry_in_the_set_of_addresses(
     given: Service, slices: list[EndpointSlice]
 ) -> None:
     state = state_of(given, *slices)

@@ -48,7 +48,7 @@ def _node_port(
     ("cluster", "node", "backend"),
     [(CLUSTER_IP, "100.101.102.103", "10.180.0.1:80"), (CLUSTER_IP_V6, "2001:db8::1:1", "[1002:ab8::2:10]:80")],
 )
-def test_a_node_port_has_its_own_virtual_server_in_each_family_in_addition_to_the_cluster_ips_virtual_server(
+def test_a_node_port_service_has_virtual_servers_at_its_cluster_ip_and_at_the_node_address(
     cluster: str, node: str, backend: str
 ) -> None:
     view = builders.node_view(DUAL_NODE)
@@ -140,7 +140,7 @@ def test_a_node_port_with_policy_local_is_served_only_on_the_configured_addresse
 
 
 @pytest.mark.parametrize("protocol", Protocol)
-def test_on_a_node_without_an_address_a_node_port_has_no_virtual_server_and_no_set_entry(protocol: Protocol) -> None:
+def test_a_node_port_has_no_virtual_server_and_no_set_entry_if_the_node_has_no_address(protocol: Protocol) -> None:
     state = state_of(_node_port(protocol, external_local=True), view=builders.node_view({}))
     assert frontends(state) == {f"{protocol.name} {CLUSTER_IP}:80"}
     assert {entry.set for entry in state.entries} == {"KUBE-CLUSTER-IP", "KUBE-IPVS-IPS"}
@@ -166,7 +166,7 @@ def test_an_external_address_with_policy_local_leads_only_to_local_endpoints() -
     assert members(SetKind.EXTERNAL_IP, state) == set()
 
 
-def test_external_addresses_that_the_operator_does_not_allow_are_not_served_but_the_lack_of_local_endpoints_is_counted() -> None:
+def test_a_lack_of_local_endpoints_is_counted_even_if_external_addresses_are_not_served() -> None:
     remote = endpoint_slice(endpoint("10.180.1.1", OTHER_NODE))
     desired = service(external=["50.60.70.81"], external_local=True)
     state = state_of(desired, remote, settings=Settings(external_addresses=False))
@@ -204,7 +204,7 @@ def _on_a_node_without_addresses(desired: Service, view: NodeView | None = None)
 
 
 @pytest.mark.checklist(35)
-def test_a_load_balancer_address_is_a_virtual_server_and_its_connections_are_masqueraded() -> None:
+def test_connections_to_the_virtual_server_of_a_load_balancer_address_are_masqueraded() -> None:
     state = _on_a_node_without_addresses(_load_balancer())
     assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 1.2.3.4:80"}
     assert members(SetKind.LOAD_BALANCER, state) == {"1.2.3.4,tcp:80"}
@@ -249,7 +249,7 @@ def test_a_node_inside_the_source_ranges_may_itself_use_the_load_balancer_addres
     ]
 
 
-def test_a_node_outside_the_source_ranges_may_not_itself_use_the_load_balancer_address() -> None:
+def test_a_node_outside_the_source_ranges_cannot_use_the_load_balancer_address() -> None:
     view = builders.node_view(node_object=builders.node("172.16.0.1"))
     state = _on_a_node_without_addresses(_load_balancer("10.0.0.0/8"), view)
     assert members(SetKind.LOAD_BALANCER_SOURCE_IP, state) == set()

@@ -114,7 +114,7 @@ def test_an_explanation_shows_virtual_servers_and_endpoints_of_each_ip_family_se
     assert explanation.skipped == {}
 
 
-def test_a_service_that_is_not_served_has_no_ports_and_a_reason() -> None:
+def test_the_explanation_of_an_unserved_service_has_the_reason_but_no_ports() -> None:
     why = Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
     explanation = _explain(Service(name=builders.service().name, options=ServiceOptions(not_served=why)))
     assert explanation.ports == ()
@@ -140,7 +140,7 @@ def test_the_endpoints_shown_as_used_are_exactly_the_real_servers_of_the_virtual
         assert used == served.real_servers
 
 
-def test_many_endpoints_are_explained_in_several_steps_between_which_other_tasks_run() -> None:
+def test_the_explanation_of_many_endpoints_pauses_so_that_other_tasks_can_run() -> None:
     count = 3 * explanations.ENDPOINTS_AT_ONCE
     item = builders.endpoint_slice(*(endpoint(f"10.244.0.{number + 1}") for number in range(count)))
     pauses = len(list(explanations.explaining(builders.service(), [item], builders.node_view(), Settings())))

@@ -94,7 +94,7 @@ def test_node_hints_are_used_before_zone_hints_if_every_ready_endpoint_has_hints
 
 
 @pytest.mark.checklist(99)
-def test_hints_for_other_zones_never_exclude_a_local_endpoint_from_traffic_with_policy_local() -> None:
+def test_a_local_endpoint_is_used_with_policy_local_even_if_its_hints_name_another_zone() -> None:
     hinted = endpoint(HERE, zones=["zone-b"]), endpoint(THERE, OTHER_NODE, zones=["zone-a"])
     assert _choose(*hinted) == ({THERE}, {HERE})
 
@@ -169,7 +169,7 @@ def test_the_real_server_that_comes_first_on_a_node_differs_from_service_to_serv
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 512])
-def test_the_order_contains_each_endpoint_once_and_does_not_depend_on_the_order_of_arrival(count: int) -> None:
+def test_each_endpoint_gets_one_place_that_does_not_depend_on_the_order_of_arrival(count: int) -> None:
     keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(count)]
     found = list(topology.in_order(keys, THIS_NODE))
     assert sorted(found) == sorted(keys)

@@ -119,7 +119,7 @@ def test_weights_by_node_and_zone_leave_the_order_of_real_servers_unchanged() ->
     assert list(server(state).weights) == list(server(state_of(builders.service(), SLICE)).weights)
 
 
-def test_if_all_weights_are_one_the_service_has_no_weights() -> None:
+def test_a_service_gets_even_weights_if_all_its_weights_are_one() -> None:
     state = state_of(annotated(scheduler="wrr", weights=WeightRules()), SLICE)
     assert isinstance(server(state).weights, EvenWeights)
 
