@@ -69,7 +69,7 @@ OWN = (
         "How long TCP connections to a removed endpoint may last; 0 means until they end by themselves."
     ),
     duration("ipvs-drift-check-interval", "driftCheckInterval", "engine.drift_check_interval_s", "5s", minimum=1).explained(
-        "How often all real servers are compared with the desired ones; other drift is checked for every 3s or more often."
+        "How often all real servers are compared with the desired ones; a check for other drift runs every 3s or more often."
     ),
     several("ipvs-sysctls", "ipvsSysctls", "ipvs_sysctls", placeholder="NAME=VALUE,...").explained(
         "Values below net.ipv4.vs: sloppy_sctp, sloppy_tcp (0 or 1), conn_lfactor, svc_lfactor (-8 to 8, on Linux 7.1). "
