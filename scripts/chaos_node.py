@@ -19,7 +19,7 @@ from tests.support import lab
 from tests.support.program import ProgramError
 
 DIRECT_RETURN_EVERY = 3
-"""The number of successive histories of which only the last has direct return."""
+"""In each group of this many successive histories, only the last history has direct return."""
 
 
 def main() -> int:

@@ -152,7 +152,7 @@ def cost_of_an_address_that_changes_hands(services: int) -> int:
     return stages["change"].total()
 
 
-def test_the_cost_does_not_grow_with_the_cluster_if_a_node_takes_and_releases_a_service_address() -> None:
+def test_a_node_takes_and_releases_a_service_address_at_a_cost_independent_of_the_cluster_size() -> None:
     assert cost_of_an_address_that_changes_hands(FEW) == cost_of_an_address_that_changes_hands(MANY)
 
 
@@ -193,8 +193,8 @@ MOST_GROWTH = 1.1 * LONG * math.log(LONG) / (SHORT * math.log(SHORT))
 """The largest factor by which the number of executed lines may grow if a field grows from the length ``SHORT`` to ``LONG``. It is
 the growth of n log(n), plus ten percent."""
 SHARE = 0.02
-"""A function is checked only if it executes at least this share of all lines. A function with quadratic cost soon reaches this
-share, if the field becomes longer. A function that always executes the same number of lines never reaches it."""
+"""A function is checked only if it executes at least this share of all lines. If a field of an object becomes longer, a function
+with quadratic cost soon reaches this share. A function that always executes the same number of lines never reaches it."""
 
 Item = tuple[ObjectKind, dict[str, Any]]
 Lines = collections.Counter[types.CodeType]

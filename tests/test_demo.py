@@ -63,7 +63,7 @@ def _mailbox(directory: Path) -> Iterator[str]:
 
 
 @pytest.mark.kernel
-def test_the_demo_with_the_option_stay_passes_and_keeps_its_node_for_inspection(tmp_path: Path) -> None:
+def test_the_demo_succeeds_and_keeps_its_node_for_inspection_if_the_flag_stay_is_given(tmp_path: Path) -> None:
     with _mailbox(tmp_path) as address:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/ui/", address)
         command = [sys.executable, "-m", "scripts.demo_node", "--stay", str(tmp_path)]
@@ -154,7 +154,7 @@ def test_the_shell_of_the_demo_runs_each_line_in_the_node_until_exit_or_the_end_
     assert list((tmp_path / "build").iterdir()) == []
 
 
-def test_a_request_to_the_demo_gets_an_answer_even_if_nothing_listens(tmp_path: Path) -> None:
+def test_the_demo_answers_a_request_even_if_no_metrics_server_listens(tmp_path: Path) -> None:
     (tmp_path / "1.request").write_text(json.dumps(["/ui/", {"Host": "localhost"}]))
     answer = tmp_path / "1.answer"
     demo_mailbox.answer_all(tmp_path, answer.exists)

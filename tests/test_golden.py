@@ -43,8 +43,8 @@ with the run."""
 PHASES = {"default": ("P0", "P1", "P2")}
 """The phases of each profile that has several phases; every other profile has only the phase P0."""
 ALIKE = ("masquerade-all", "masquerade-bit", "nodeport-primary", "scheduler-mh", "scheduler-wrr")
-"""Profiles that run only in thorough runs. They differ from the profile ``default`` only in translation, which
-``tests/translate`` also compares."""
+"""Profiles that run only in thorough runs. They differ from the profile ``default`` only in translation. ``tests/translate`` also
+compares the translation of each profile."""
 CASES = [
     pytest.param(profile, phase, section, marks=[patience.THOROUGH] * (profile in ALIKE))
     for profile in (*PROFILES, *SCOPED)
@@ -287,7 +287,8 @@ def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Mapping
 def _probe_all(node: lab.Lab) -> Mapping[str, lab.Result]:
     """Run all probes.
 
-    Probes for which the recording has no answer run at the same time, because such a probe mostly waits, and reaches no endpoint.
+    Probes that got no answer in the recording all run at the same time, because such a probe mostly waits, and reaches no
+    endpoint.
 
     All other probes run one by one, because the endpoints of a probe are predictable only while no other client sends requests.
     """

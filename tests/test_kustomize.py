@@ -181,7 +181,7 @@ def own_configuration(objects: list[Object]) -> Mapping[str, str]:
     }
 
 
-def test_each_setting_of_the_overlay_own_configuration_reaches_the_built_objects(manifests: pathlib.Path) -> None:
+def test_each_setting_in_cluster_env_reaches_the_built_objects(manifests: pathlib.Path) -> None:
     settings = manifests / "overlays/own-configuration/cluster.env"
     before = dict(re.findall(r"^(\w+)=(.+)$", settings.read_text(), re.MULTILINE))
     assert own_configuration(shipped("overlays/own-configuration")) == before

@@ -67,8 +67,8 @@ async def test_metrics_are_served_with_the_declared_names_types_and_labels() -> 
         assert one.meaning
 
 
-# The section "Kernels" of docs/compatibility.md names every kernel feature that the drivers use. The tables of this section agree
-# with each other.
+# The following tests check the section "Kernels" of docs/compatibility.md. It must name every kernel feature that the drivers
+# use, and its tables must agree with each other.
 
 KERNELS, YOUNG, BASIC = (
     [line.strip("| ").split(" | ") for line in lines.splitlines()[2:]]

@@ -230,7 +230,7 @@ def test_the_printed_shell_function_that_waits_for_a_pod_fails_after_sixty_attem
 
 
 @NEEDS_KUBECTL
-def test_the_migration_runs_two_cleanup_jobs_on_the_named_node_and_the_first_job_only_lists(
+def test_the_cleanup_job_on_the_named_node_runs_first_as_a_dry_run_and_then_removes_objects(
     tmp_path: pathlib.Path, tools: pathlib.Path
 ) -> None:
     (clean,) = (part for part in blocks("migration.md") if "kubectl drain $NODE" in part and "manifests/cleanup" in part)

@@ -133,7 +133,7 @@ def warnings(folder: pathlib.Path) -> list[str]:
     return [line for line in (folder / "log").read_text().splitlines() if "level=info" not in line]
 
 
-def test_the_program_needs_one_capability_and_writes_no_sysctl_after_a_run_with_the_flag_init_only(folder: pathlib.Path) -> None:
+def test_one_capability_suffices_and_no_sysctl_is_written_after_a_run_with_the_flag_init_only(folder: pathlib.Path) -> None:
     prepared = ipvsproxy(folder, "--init-only", *FLAGS)
     assert "path=net/ipv4/vs/conntrack value=1 before=0" in prepared
     assert "event=node_prepared" in prepared
@@ -230,7 +230,7 @@ def test_the_cleanup_job_succeeds_only_after_a_start_without_direct_return_has_r
     run(*clean)
 
 
-def test_init_only_reports_the_settings_that_cannot_be_written_and_exits_with_status_1(folder: pathlib.Path) -> None:
+def test_a_run_with_init_only_reports_unwritable_settings_and_exits_with_status_1(folder: pathlib.Path) -> None:
     # A new network namespace inherits the value of the first namespace, which may be 1.
     pathlib.Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
     output = ipvsproxy(folder, "--init-only", *FLAGS, status=1, main=mains.with_read_only_settings)
@@ -307,7 +307,7 @@ def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
     return path
 
 
-def test_the_scheduler_changes_and_open_connections_continue_if_the_config_map_is_replaced(folder: pathlib.Path) -> None:
+def test_open_connections_continue_if_a_replaced_config_map_changes_the_scheduler(folder: pathlib.Path) -> None:
     volume = folder / "volume"
     path = swap(volume, "..1", CONFIGURATION)
     with Started(folder, f"--config={path}") as program, socket.create_server(("10.1.1.1", 8080)) as server:

@@ -122,7 +122,7 @@ async def deliver(states: Sequence[State], kernel: fake_kernel.FakeKernel, *, re
 )
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 @in_virtual_time
-async def test_the_kernel_matches_each_state_of_a_scenario_however_the_state_is_delivered(
+async def test_the_kernel_matches_each_state_of_a_scenario_for_every_way_of_delivery(
     path: pathlib.Path, expand: Callable[[Sequence[State]], Iterator[Story]]
 ) -> None:
     for states, restarted in expand(read_states(path)):

@@ -1,6 +1,6 @@
 """The track record names only existing tests and commits.
 
-Its command reports each former fault that today's tests no longer find.
+The command ``scripts/track-record`` reports each former fault that today's tests no longer find.
 """
 
 import re

@@ -252,7 +252,7 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Findings about local routes that an earlier process left behind, or that cannot be added, or that may be removed."""
+    """Findings about local routes that were left behind, cannot be added, or may be removed by systemd-networkd."""
     if config.translation.binding is not Binding.ROUTES:
         if left := facts.observation.routes or ():
             text = f"{counted(len(left), 'local route')} of an earlier run, but Service addresses are to be on kube-ipvs0"

@@ -47,7 +47,7 @@ note = functools.partial(Finding, Level.NOTE)
 """A finding for which the operator need not act, because ``run`` corrects the state, or because the finding is only a
 reminder."""
 warn = functools.partial(Finding, Level.WARN)
-"""A finding after which the operator should act, or that the operator should at least know."""
+"""A finding on which the operator should act, or about which the operator should at least know."""
 fail = functools.partial(Finding, Level.FAIL)
 """A finding that traffic cannot flow."""
 
@@ -99,8 +99,8 @@ def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
 
 
 LARGEST_PACKET = 1500
-"""With direct return, the largest tunnelled packet from a TCP client has this size in bytes, because rules of ``skeleton`` limit
-the client's TCP segments."""
+"""The size, in bytes, of the largest packet that direct return tunnels for a TCP client. Rules of ``skeleton`` limit the client's
+TCP segments, so no such packet is larger."""
 
 
 def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:

@@ -225,7 +225,10 @@ def _ports(row: Document) -> list[str]:
 
 
 def _bounded(texts: Sequence[str], count: int) -> list[str]:
-    """The texts that the daemon lists. If the daemon omits texts, their number follows as one more text."""
+    """The given texts.
+
+    If ``count`` is larger than the number of these texts, one more text says how many texts the daemon has omitted.
+    """
     return [*texts, f"and {count - len(texts)} more"] if count > len(texts) else [*texts]
 
 
@@ -281,7 +284,7 @@ def _endpoints(port: Document) -> Iterator[Document]:
     for one in port["endpoints"]:
         address = f"[{one['address']}]:{one['port']}" if ":" in one["address"] else f"{one['address']}:{one['port']}"
         state = "MISSING: not in the kernel" if address in missing else explain.verdicts(one, traffics)
-        is_other = one["internal"]["code"] == "duplicate"  # then another row shows the figures of this real server
+        is_other = one["internal"]["code"] == "duplicate"  # another row shows the figures of a duplicate
         shown = {"port": name, "pod": _pod(one), "address": address, "node": one["node"], "zone": one["zone"], "state": state}
         yield shown | _figures([] if is_other else real_servers.pop(address, []))
     for address, seen in real_servers.items():

@@ -216,7 +216,8 @@ class NodeKernel:
         if hidden:
             self._hidden[family] = f"{family.label}: {iptables.describe_hidden(hidden)}"
             part["errors"] = (self._hidden[family],)
-        self._fingerprints[family] = fingerprint if "skeletons" in part else None  # None makes the next poll read the rules
+        # if this is None, the next poll reads the rules
+        self._fingerprints[family] = fingerprint if "skeletons" in part else None
         return {"skeletons": {}, "is_of_rules": True} | part
 
     def _fingerprint(self, family: Family) -> object:
@@ -352,7 +353,10 @@ class NodeKernel:
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]:
-        """The connection counts of the given virtual servers. If the counts could not be read, each virtual server has None."""
+        """The connection counts of the given virtual servers.
+
+        If the counts could not be read, each virtual server is mapped to None.
+        """
         try:
             counts = self.ipvs.connections(keys)
         except KernelError:

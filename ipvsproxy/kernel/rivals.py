@@ -32,7 +32,8 @@ _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
 _PORTS = re.compile(r"(?<!!) --dports? (\S+)")
 # These attributes are only tested for presence, because the kernel leaves out attributes whose value is 0.
 _IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)
-# The attributes with the key that ``meta`` loads, or with the header, offset and length that ``payload`` loads.
+# The numbers of the attributes that say what is loaded: for ``meta``, the key; for ``payload``, the header, the offset and the
+# length.
 _LOADED = ((2,), (3,), (4,))
 _DESTINATIONS = ((16, 4), (24, 16))  # The offset and length of the destination address, in the IPv4 and in the IPv6 header.
 _DESTINATION_STARTS = {(nft_rule.Base.NETWORK, offset) for offset, _ in _DESTINATIONS}
@@ -92,7 +93,7 @@ def listings_of_rules(
 ) -> tuple[Mapping[str, str], Sequence[str]]:
     """The output of the ``iptables-save`` programs of both families and the given variants.
 
-    The key is the program's name without ``-save``.
+    In the first result, each key is the name of a program without ``-save``, and the value is the program's output.
 
     The second result has the reason for each program that could not be run. A program that exits with an error is in neither
     result, because the error means that this kernel has no tables of the program's variant. ``otherwise`` are the programs to run

@@ -97,7 +97,7 @@ def render_record(former: Mapping[str, str]) -> str:
 
 
 def parse_record(alias: str) -> dict[str, str]:
-    """The former values of sysctls that an alias records, by the path of the sysctl.
+    """The former values of sysctls, read from an alias; the keys are the paths of the sysctls.
 
     Empty if the alias is empty or belongs to another program.
     """

@@ -26,7 +26,7 @@ One change needs the weights several times, and unpacking 1,000 keys takes 0.1 m
 
 
 def without_method(weight: int) -> int:
-    """A real server's weight in which the bit ``TUNNELLED`` is cleared.
+    """The weight of a real server, without the bit ``TUNNELLED``.
 
     The bit means that the real server gets packets by tunnel.
     """

@@ -311,8 +311,8 @@ Event = Put | Gone | ListStarted | Listed | Rejected | ApiServersFound
 
 
 REMEMBERED_S = 2.0**40
-"""The number of seconds that is added to the creation time of a remembered Service. As a time since the epoch, it is later than
-the creation of any Service.
+"""The number of seconds that is added to the creation time of a remembered Service. It is larger than every Service's creation
+time, because creation times are seconds since the epoch.
 
 Floats of this size can still distinguish times that are less than 1 ms apart.
 """

@@ -26,17 +26,17 @@ KEPT_S = 180.0
 """The longest time, in seconds, for which the kernel keeps a removed real server on its list of removed real servers, if no
 connection uses the real server."""
 ADDED_S = 10.0
-"""The number of seconds over which additions of real servers are counted. After more additions, the kernel's list may contain
-fewer removed real servers."""
+"""The number of seconds over which additions of real servers are counted. The more additions within this time, the fewer removed
+real servers may be on the kernel's list."""
 WALKED = 2_000_000
-"""The largest number of list entries that the kernel may walk in total for all additions within ``ADDED_S``. To walk this number
-of entries takes 1 to 2 % of a processor."""
+"""The kernel may walk at most this many list entries in total, for all additions of real servers within ``ADDED_S``. To walk this
+number of entries takes 1 to 2 % of a processor."""
 MOST_KEPT = 10_000
 """The largest allowed number of removed real servers on the kernel's list, if there are few additions. With a list of this
 length, an addition takes half a millisecond to one millisecond."""
 FEWEST_KEPT = 1_000
-"""The number of entries that the list may always have. To walk these entries for a thousand additions a second takes 5 to 10 % of
-a processor."""
+"""The number of entries that the list may always have. If there are a thousand additions a second, walking these entries takes 5
+to 10 % of a processor."""
 
 PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "fo", "ovf"})
 """Schedulers that skip a real server of weight 0. The schedulers sh, dh and mh refuse clients instead. The behaviour of all other
@@ -77,8 +77,8 @@ class Retries:
     def fail(self, key: object, desired: object, now: float, *, is_running: bool = False) -> None:
         """Record a failure.
 
-        With ``is_running``, the operation is still running, so it does not count as a failed attempt. Its outcome is known only
-        when ``hasten`` is called.
+        If ``is_running`` is true, the operation has not ended yet, so no failed attempt is counted. The operation's outcome is
+        known only when ``hasten`` is called.
         """
         last = self._failures.get(key)
         attempts = (last.attempts if last and last.desired == desired else 0) + (not is_running)

@@ -27,8 +27,8 @@ from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 FREE_HEALS = 3
-"""The number of times that a drift is repaired at once, if the same drift returns within ``CALM_S`` each time. Later repairs
-wait."""
+"""The number of immediate repairs of an object whose drift keeps returning, each time within ``CALM_S``. Later repairs are
+delayed."""
 CALM_S = 600.0
 """The number of seconds after which drift that has not returned is forgotten."""
 FIRST_PATIENCE_S = 5.0
@@ -171,8 +171,8 @@ class Observer:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
             # ``ownership`` recognises some virtual servers by a second virtual server with the same settings and real servers.
-            # While the addresses of this host are unknown, such a second virtual server proves nothing. The virtual server in
-            # doubt may be a desired node port on an address of this host.
+            # While the addresses of this host are unknown, such a second virtual server proves nothing. In this case, the
+            # recognised virtual server may serve a desired node port on an address of this host.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))

@@ -127,7 +127,7 @@ class Survey:
         return frozenset(desired.union(going))
 
     def routed(self, keys: Iterable[VirtualServerKey], *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """The virtual servers among ``keys`` for whose address a local route exists or is desired.
+        """The virtual servers among ``keys`` whose address has an observed or desired local route.
 
         ``settled`` has the same meaning as for ``refused``.
         """
@@ -136,9 +136,9 @@ class Survey:
 
     @property
     def settings_given_up(self) -> Mapping[str, str]:
-        """Maps the path of each setting that could not be written to the reason.
+        """The paths of the settings that could not be written, each with the reason for the failure.
 
-        Settings that have changed since then are left out.
+        A setting is left out as soon as its desired or observed value changes.
         """
         return self._tables.of_sysctls.given_up
 

@@ -12,8 +12,8 @@ from ipvsproxy.model.net import Address
 from ipvsproxy.model.service import EndpointSlice, Node, Service, ServiceName
 
 FEW = 8
-"""Up to this number of new addresses, a search for each address selects the slices that are read. With more new addresses,
-reading all slices is faster."""
+"""If at most this many addresses are new, only slices in which a search finds one of the new addresses are read. With more new
+addresses, reading all slices is faster."""
 
 
 class NodeAddresses:

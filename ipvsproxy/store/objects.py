@@ -114,7 +114,7 @@ class Store:
         # EndpointSlices with fewer endpoints than before, from a list that is not complete yet
         self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None
         self.remembered: set[ServiceName] = set()
-        """If the newest list is in doubt: the known Services that this list does not contain. Services that the list contains
+        """The known Services that the newest list does not contain, if this list is in doubt. Services that the list contains
         have precedence over these Services."""
         self._dirty: dict[ServiceName, float] = {}
         self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}

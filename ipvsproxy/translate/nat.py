@@ -112,10 +112,10 @@ def by_mark(family: Family, settings: Settings, view: NodeView, occupied: Abstra
 
 
 def by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRules:
-    """The masquerading rules that match the destination that the client has chosen, instead of a packet mark.
+    """The rules that masquerade without a packet mark. Instead of a mark, they match the destination that the client has chosen.
 
-    Before IPVS, ``KUBE-SERVICES`` sets no mark. It accepts each connection to a Service address or node port, so that no rule of
-    another program redirects the connection.
+    The chain ``KUBE-SERVICES``, which packets pass before IPVS handles them, sets no mark. It accepts each connection to a
+    Service address or node port, so that no rule of another program redirects the connection.
     """
     target = masquerade(family, settings)
     kept = (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL)

@@ -114,10 +114,10 @@ def build_skeleton(
 
     ``occupied`` has the kinds of sets that have an entry; most rules exist only while their set is not empty. ``refused`` has the
     virtual servers whose source ranges do not include this node, so that the node's own connections are refused. ``routed`` has
-    those of the ``refused`` virtual servers whose address has a local route on this node, or will soon have one.
+    each virtual server in ``refused`` whose address has, or will soon have, a local route on this node.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
-    if is_by_connection:  # rules for empty sets are also written, except scope rules, because every packet passes scope rules
+    if is_by_connection:  # empty sets get rules too, but empty sets of scopes do not, because every packet would pass the rules
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
         nat_chains = by_connection(family, settings, view)
     else:
@@ -232,8 +232,8 @@ def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: 
 
     The rules for tunnels come before all other rules, so that a packet from a tunnel is never forwarded. Any host that can send
     an outer packet to this node can put an arbitrary inner packet into the outer packet. If another program uses the tunnel
-    device, no rule may drop the packets of the other program. The rules let through the outer packets of three kinds of tunnels:
-    tunnels of pods, tunnels of other hosts, and tunnels of other programs between nodes.
+    device, no rule may drop the packets of the other program. The rules let through outer packets that go to pods or other hosts,
+    and outer packets of other programs' tunnels between nodes.
     """
     occupied = occupied & {SetKind.NODES, SetKind.TUNNEL}
     if view.shared_tunnel or not (occupied or _guards_tunnels(settings, view)):
@@ -275,8 +275,8 @@ def local_pod_networks(family: Family, settings: Settings, view: NodeView) -> It
 
     Some network plug-ins, such as Calico with its own address management, ignore ``spec.podCIDRs``. If a plug-in ignores
     ``spec.podCIDRs``, a pod on another node may have an address in the ranges of this node's Node object. If a plug-in uses
-    ``spec.podCIDRs``, this node itself has an address in the ranges. The network of an interface is left out if it contains the
-    Node's own address, because it is then the network of the nodes, and its pods may be on any node.
+    ``spec.podCIDRs``, this node itself has an address in the ranges. If an interface's network contains the Node's own address,
+    the network is left out. Such a network connects the nodes, and pods with its addresses may be on any node.
     """
     clusters = list(_cluster_networks(family, settings))
     own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]

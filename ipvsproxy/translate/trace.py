@@ -51,8 +51,8 @@ class AppliedRule(NamedTuple):
 class Trace(NamedTuple):
     """The verdict on a connection, and the rules that lead to the verdict, in their order.
 
-    If no rule decides, the connection is not masqueraded. ``is_marked`` means that a rule marks the connection, so the connection
-    reaches the virtual server of its mark instead of its address.
+    If no rule decides, the connection is not masqueraded. ``is_marked`` means that a rule marks the connection. The connection
+    then reaches the virtual server of this mark, and not the virtual server of its destination address.
     """
 
     is_masqueraded: bool
@@ -207,7 +207,7 @@ def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: T
 def _entry(match: SetMatch, connection: TracedConnection) -> SetEntry:
     """The set entry that a match looks up for a connection.
 
-    An address in the entry is the source or the destination, as the match demands.
+    If the entry has an address, the match decides whether the address is the source or the destination of the connection.
     """
     asked = connection.virtual_server
     if IP_SETS[match.set].type is SetType.PORT:

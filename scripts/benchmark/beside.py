@@ -47,8 +47,8 @@ class Size(NamedTuple):
     endpoints: int
     changes: int = 5
     change_pause_s: float = 2.0
-    """The pause between two changes. The pause is longer than the minimum time between two syncs, so that the measured latencies
-    do not include this time, which is a setting."""
+    """The pause between two changes. The pause is longer than the minimum time between two syncs. Otherwise the measured
+    latencies would include this minimum time, which is a setting."""
     churn_changes: int = 300
     churn_per_s: float = 50.0
     rolling_endpoints: int = 1000

@@ -16,8 +16,8 @@ from ipvsproxy.kernel.base import netlink, sockets
 from ipvsproxy.kernel.network import notify
 
 SENDS, RECEIVES, QUESTIONS, HEARD = NETLINK = ("sends", "receives", "questions", "heard")
-"""The names under which calls on netlink sockets are counted. ``questions`` counts ``getsockopt`` on any socket; ``heard`` counts
-calls on the sockets that receive the kernel's notifications about interfaces, addresses and routes."""
+"""The names of the counters of system calls on netlink sockets. ``questions`` counts ``getsockopt`` on any socket; ``heard``
+counts calls on the sockets that receive the kernel's notifications about interfaces, addresses and routes."""
 _IO = pathlib.Path("/proc/self/io")
 _reads_before = itertools.count()
 
@@ -76,7 +76,7 @@ class _ListeningSocket:
 
 
 def cover(make: Make, counts: Counter[str]) -> None:
-    """Let ``make`` make all calls of new netlink channels, and all queries by ``getsockopt``.
+    """Route all calls of new netlink channels, and all queries by ``getsockopt``, through ``make``.
 
     The calls of listening sockets are only counted.
     """

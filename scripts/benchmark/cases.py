@@ -38,8 +38,8 @@ BINDING_TARGETS: Mapping[tuple[int, int], Mapping[str, tuple[float | None, float
     (44_125, 2): {},
     LARGEST: {"routes": (8.0, 2.5)},
 }
-"""The targets for a start of each size with each binding: the longest time in seconds, and the largest ratio of the start's time
-to the time of its replay. None means that there is no target.
+"""For each size of a cluster and each binding, the targets for a start: the longest time in seconds, and the largest ratio of the
+start's time to the time of its replay. None means that there is no target.
 
 With local routes, the ratio is not meaningful, because the kernel's share is small: with 10,000 Services, it is a tenth of the
 start's time.
@@ -99,7 +99,11 @@ class Case:
 
 
 class Side(NamedTuple):
-    """A variant of a case: its flags, and its upper limits for seconds, ratio to the replay, and number of processes."""
+    """A variant of a case: its flags, and upper limits for its starts.
+
+    The limits apply to a start's time in seconds, to the ratio of this time to the replay's time, and to the number of started
+    processes. None means no limit.
+    """
 
     flags: Sequence[str]
     most_s: float | None = None
@@ -450,7 +454,7 @@ _NODES = {
 
 
 def _direct_return(repeats: int) -> Case:
-    """Measures starts with load balancers, with direct return off and on in turn.
+    """Measures starts of clusters with load balancers, alternately with direct return off and on.
 
     Then measures changes of endpoints and of Nodes.
 
@@ -526,7 +530,7 @@ def _annotations_rows(found: Sequence[Found]) -> Iterator[Row]:
 def _binding(size: tuple[int, int], family: str, *, repeats: int, quick: bool) -> Case:
     """Measures, in turn, a start with addresses on the device and a start with local routes.
 
-    The replay of each start follows the start.
+    Each start is followed by its replay.
     """
     sides = {way: Side([f"--ipvs-vip-binding={way}"], *BINDING_TARGETS[size].get(way, ())) for way in BINDINGS}
     pages = (*size, 0, 3 if family == "IPv6" else 0)
@@ -578,7 +582,7 @@ def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repe
 def _rows_in_turn(name: str, sides: Mapping[str, Side], measured: Sequence[str], found: Sequence[Found]) -> Iterator[Row]:
     """``measured`` has the name of the side for each measurement in ``found``.
 
-    The first measurement of each side is the start whose messages the replays of that side repeat.
+    The first measurement of each side is a start. The replays of that side repeat the messages of this start.
     """
     walls = dict[str, float]()
     for side, given in sides.items():

@@ -2,9 +2,9 @@
 
     python -m scripts.benchmark.connections
 
-reads one address per line. It answers each address with the time at which the connection was made, and with the duration of the
-last attempt. All pods of the workload are in another namespace, which accepts connections to each address of a pod. The namespace
-of the pods exists as long as this process.
+reads one address per line. For each address, it prints the time at which the connection was made, and the duration of the last
+attempt, both in seconds. All pods of the workload are in another namespace, which accepts connections to each address of a pod.
+The namespace of the pods exists as long as this process.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ PAUSE_S = 0.001
 SERVICE_PORT, POD_PORT = 80, 8080
 NODE, PODS = "10.64.0.1", "10.64.0.2"
 MOST = 4096
-"""The kernel of the pods completes up to this many connections, although no process accepts them. This is the kernel's usual
-limit."""
+"""The backlog of the pods' listening socket: the kernel completes up to this many connections, although no process accepts them.
+The kernel's usual limit for a backlog (``somaxconn``) has the same value."""
 _IP = ("ip", "-batch", "-")
 
 

@@ -49,7 +49,7 @@ def distribution(values_s: Sequence[float]) -> dict[str, float]:
 
 
 def by_part(steps: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
-    """Maps each part of a recording to its steps' durations (distribution and sum) and to the number of its steps."""
+    """For each part of a recording: the distribution and the sum of the durations of its steps, and the number of its steps."""
     parts: dict[str, list[float]] = {}
     for step, spent_s in steps.items():
         if step:

@@ -4,8 +4,8 @@
 
 Each measurement is a list of a name (a key of ``MEASUREMENTS`` in measure.py) and the arguments. The argument ``pages`` is the
 number of Services, the number of endpoints of each Service, and optionally the number of nodes; ``recording`` is the name of a
-file. The measurement ``restart`` runs in the namespace of the previous measurement, and begins with the state that this
-measurement has left there. A measurement that takes longer than ``limit_s`` is stopped. After a measurement was stopped, no
+file. The measurement ``restart`` gets no new namespace: it runs in the namespace of the previous measurement, and begins with the
+state that is left there. A measurement that takes longer than ``limit_s`` is stopped. After a measurement was stopped, no
 measurement with the same size and flags is started, and no measurement that needs its recording. Each line of output is a JSON
 object. The object holds a result, or only ``error`` (a text), or only ``stopped_s`` (the number of seconds after which the
 measurement was stopped).
@@ -96,7 +96,7 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
 
 
 def pages(directory: pathlib.Path, *size: int) -> pathlib.Path:
-    """Returns the directory with the pages of lists of a cluster of this size.
+    """Returns the directory with the API server's list pages for a cluster of this size.
 
     Makes the pages if the directory does not exist.
     """

@@ -42,7 +42,7 @@ FIGURES = (
     ("restart_processor_s", "restart: processor s until then"),
     ("restart_started", "restart: processes and threads started until then"),
 )
-"""The key of each result of ``beside``, and the text that stands for it in a row of the report."""
+"""For each result of ``beside``: its key, and its description in a row of the report."""
 
 
 class UnusableError(Exception):
@@ -83,7 +83,7 @@ def find(command: str, *, directory: pathlib.Path, empty: Sequence[pathlib.Path]
 
 
 def compared(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Names with numbers: each figure of ipvsproxy and of kube-proxy, and the ratio of the two.
+    """For each figure, yields a name and a number for ipvsproxy, for kube-proxy, and for the ratio of the two.
 
     The ratio is kube-proxy's figure divided by ipvsproxy's figure.
     """

@@ -27,7 +27,8 @@ LONGEST_S = 1200.0
 ANSWERED_WITHIN_S = 120.0
 STOPPED_WITHIN_S = 30.0
 _SERVING = re.compile(r"-> ([0-9A-F]{8}):[0-9A-F]{4} +\w+ +[1-9]")
-"""Matches a real server with a weight above 0 in ``/proc/net/ip_vs``. The group is the address of the real server."""
+"""Matches a real server with a weight above 0 in ``/proc/net/ip_vs``. The group captures the real server's address, in
+hexadecimal."""
 _LAST_SYNC = re.compile(r"^kubeproxy_sync_proxy_rules_last_timestamp_seconds(\{[^}]*\})? (\S+)$", re.MULTILINE)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

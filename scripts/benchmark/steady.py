@@ -56,8 +56,8 @@ def measure(
 ) -> Figures:
     """Run the program with additional ``flags``, and measure the given parts.
 
-    ``recording`` names a file for the messages of the start and of these parts. In *change*, *connection* and *churn*, the file
-    also says to which step each message belongs.
+    ``recording`` names a file to which the messages of the start and of these parts are written. In *change*, *connection* and
+    *churn*, the file also says to which step each message belongs.
     """
     measured = meter.Meter()
     if recording:
@@ -81,7 +81,7 @@ def measure(
                 "churn": lambda: steadily.churn(churn_s),
             }
             figures |= {name: await part() for name, part in known.items() if name in parts}
-            await _scraped()  # a scrape needs memory, and a real node is scraped, too
+            await _scraped()  # a real node is scraped too, and a scrape needs memory
             figures["resident_after_mb"] = meter.resident_mb()
             return figures
 

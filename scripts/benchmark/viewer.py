@@ -1,4 +1,4 @@
-"""Measures from outside of ipvsproxy's process what one viewer of the page costs ipvsproxy.
+"""Measures how much processor time and memory one viewer of the web page costs ipvsproxy, from outside of its process.
 
 Each Service gets a packet every few seconds, with and without the viewer, because Services without traffic cost a viewer nothing.
 The viewer requests what the page of all Services requests in a browser, as often as the page does.

@@ -34,7 +34,7 @@ def cluster_address(number: int) -> str:
 
 
 def balancer_address(number: int) -> str:
-    """The load balancer's address of the Service with this number, if the Service has a load balancer."""
+    """For the Service with this number: the address of its load balancer, if it has one."""
     return f"198.{18 + (number + 10 >> 16)}.{number + 10 >> 8 & 255}.{number + 10 & 255}"
 
 
@@ -184,7 +184,7 @@ class Replacements:
     def line(self, number: int) -> bytes:
         """Replace the oldest remote endpoint in the first slice of this Service.
 
-        If this slice has no remote endpoint, replace one of the next Service.
+        If this slice has no remote endpoint, replace the oldest remote endpoint of the next Service instead.
 
         Raises:
             ValueError: the next Service also has no remote endpoint.

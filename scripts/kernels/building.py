@@ -128,7 +128,7 @@ def only_build() -> Iterator[None]:
 
 
 def replace(configuration: str, made_of: str) -> None:
-    """Build the kernel and its modules, and replace the result of the former build by them."""
+    """Build the kernel and its modules. They replace the result of the former build."""
     unfinished = BUILT.with_name("nf-tables-kernel.unfinished")
     if unfinished.exists():  # a killed build left this folder behind
         shutil.rmtree(unfinished)
@@ -267,7 +267,7 @@ def deferred_stops() -> Iterator[None]:
     """Delay the signals that stop this program until the ``with`` block ends.
 
     A signal during Popen would leave a running program that is not known to the caller. If this process ends, the started program
-    ends as well, but the compilers that make has started continue.
+    ends as well, but the compilers that ``make`` has started continue.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:

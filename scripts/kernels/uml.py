@@ -25,8 +25,8 @@ CPUINFO = pathlib.Path("/proc/cpuinfo")
 REGISTERS = pathlib.Path(__file__).resolve().with_name("registers.c")
 
 # When the first process of a process namespace ends, all other processes of the namespace end. The first process ends with this
-# program, even if this program is killed by SIGKILL. User-mode Linux that panics sends itself a signal. The first process of a
-# namespace would not get this signal, so a shell is the first process.
+# program, even if this program is killed by SIGKILL. When user-mode Linux panics, it sends a signal to itself. The first process
+# of a namespace would not get this signal, so a shell is the first process.
 CONTAINED = (*processes.IN_NAMESPACES, "/bin/sh", "-c", '"$@"; exit $?', "sh")
 
 

@@ -32,7 +32,7 @@ SHOWN_WITHIN_S = patience.seconds(60.0)
 """The longest wait until ``/healthz`` reports that a part of the kernel cannot be read."""
 ANSWERED_WITHIN_S = patience.seconds(5.0)
 ACKNOWLEDGED_S = 0.5
-"""The time after which a client has certainly acknowledged an answer, in seconds. Linux delays an acknowledgement by 40 ms
+"""The time in seconds after which a client has certainly acknowledged an answer. Linux delays an acknowledgement by 40 ms
 (TCP_DELACK_MIN) to 200 ms."""
 PROGRAMMED_WITHIN_S = patience.seconds(60.0)
 """The longest wait until a change is in force while the program lacks an optional resource."""
@@ -134,7 +134,7 @@ def _reload_without_room(life: "History") -> None:
 
 
 def _stall_log(life: "History") -> None:
-    """The program must apply changes, answer requests, and stop on a signal while no process reads its log."""
+    """Even if no process reads the program's log, the program must apply changes, answer requests, and stop on a signal."""
     life.stall_log()
     _expect_service(life)
     life.stop_and_start()

@@ -80,12 +80,12 @@ class Directory:
             time.sleep(UNREADABLE_S)
         for target, text in targets.items():  # when the target of a link appears, nothing changes in the directory itself
             target.write_text(text)
-        garbage.unlink(missing_ok=True)  # while the broken manifest exists, a program that starts programs nothing
+        garbage.unlink(missing_ok=True)  # while the broken manifest exists, a restarted program writes nothing to the kernel
         for key in gone:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Write a broken manifest, which the next change deletes; or delay the contents of all files that later changes write."""
+        """Write a broken manifest, which the next change deletes; or make later changes write links to late targets."""
         if kind is Trouble.GARBAGE_FILE:
             (self._path / GARBAGE).write_bytes(dice.randbytes(200))
         else:

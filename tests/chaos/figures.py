@@ -18,8 +18,8 @@ class Figures:
     ``patient_heals_s`` has the times of repairs that the program delayed because the same drift had returned; ``readings_s`` has
     the duration of each read of the kernel. ``lost`` counts requests that failed without drift; ``lost_to_drift`` counts requests
     that failed during drift. ``broken`` counts connections lost without drift, and ``broken_by_drift`` counts connections lost
-    during drift. ``used`` has the measurements of each process's resource usage. Its keys number the processes in the order of
-    their starts.
+    during drift. ``used`` has the measurements of each process's resource usage. Each key of ``used`` is the number of a process;
+    processes are numbered in the order in which they start.
     """
 
     histories: int = 0
@@ -110,7 +110,7 @@ def _times(times_s: Sequence[float]) -> dict[str, float]:
 
 
 def percentile(values: Iterable[float], percent: int) -> float:
-    """The percentile: the smallest value that at least ``percent`` % of all values do not exceed."""
+    """Returns the smallest of the values such that at least ``percent`` % of all values are less than or equal to it."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 

@@ -49,8 +49,8 @@ SETTLE_S = 0.5
 POLL_S = 0.2
 """The pause between two checks of a condition."""
 INJECTED_WITHIN_S = patience.seconds(60.0)
-"""The longest wait until the program sends a message that the ordered fault makes fail. A change or the next poll sends such a
-message."""
+"""The longest wait, in seconds, until the ordered fault makes a message of the program fail. A change or the next poll sends such
+a message."""
 PATIENT = b"drift_returns"
 """The log event which says that the program delays the repair of drift."""
 SYNCED = b"event=synced"

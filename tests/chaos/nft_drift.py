@@ -113,4 +113,5 @@ TWINS: Mapping[drift.Drift, drift.Drift] = {
     drift.move_jump: change_rule,
     drift.reload_firewall: flush_ruleset,
 }
-"""For each kind of drift in iptables or ipset, the kind of drift in nftables that replaces it."""
+"""Maps each kind of drift in iptables or ipset to the kind of drift that the chaos suite makes instead if the backend is
+nftables."""

@@ -21,7 +21,8 @@ from tests.chaos.moments import Moment
 T = TypeVar("T")
 
 STEPS: Mapping[str, int] = {"change": 3, "kill": 4, "lock": 2}
-"""The weights with which all other steps are drawn, after the shares of drift, faults, troubles, moments and harms below."""
+"""The weights of the kinds of steps that fill the rest of a history, beside the shares of drift, faults, troubles, moments and
+harms (below)."""
 DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
 TROUBLE_SHARE = 0.15
@@ -40,7 +41,8 @@ MOMENTS: Mapping[Backend, Sequence[Moment]] = {
     Backend.NFTABLES: [kind for kind in Moment if kind is not Moment.NATIVE_RULE],
 }
 """The kinds of bad moments (see ``moments``) that histories with each backend may contain. ``LOCKED_MOVE`` needs nf_tables, which
-the kernel may lack in tests of iptables. ``NATIVE_RULE`` hides only tables of iptables."""
+the kernel may lack in tests of iptables. ``NATIVE_RULE`` hides only a table of iptables, so it does not affect the nftables
+backend."""
 MOVES = 2
 """The number of moves of rules and sets between the backends in a history that begins with nftables."""
 
@@ -48,8 +50,9 @@ MOVES = 2
 class Plan(NamedTuple):
     """The steps in their order, and the kinds of these steps.
 
-    ``drifts`` holds the kind of drift of each drift step, in the order of these steps. ``harms``, ``faults``, ``troubles`` and
-    ``moments`` likewise hold the kinds of harms, kernel faults, troubles and bad moments.
+    ``drifts`` holds the kind of drift of each drift step, in the order of these steps. In the same way, ``harms`` and ``faults``
+    hold the kinds of harms and of kernel faults. ``troubles`` holds the kinds of faults between the cluster and the program, and
+    ``moments`` the kinds of temporary conditions on the node.
     """
 
     steps: list[str]

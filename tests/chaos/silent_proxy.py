@@ -54,7 +54,7 @@ class SilentProxy:
                     if not is_flowing.is_set():
                         await (
                             up
-                        )  # wait until the client ends the connection, because the client must not notice if the server ends it
+                        )  # wait until the client ends its connection, so that the end of the server's connection stays hidden
                 finally:
                     down.cancel()
                     up.cancel()

@@ -25,8 +25,8 @@ SEED = 10
 """The seed from which ``plan.draw`` makes a history with a kill of the program, a kernel fault, a trouble (see ``Trouble``) and
 drifts."""
 LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
-"""The number of steps of the history of ``SEED``, for each backend. With nftables, the steps include a switch to iptables and
-back."""
+"""For each backend, the number of steps in the history that is made from ``SEED``. With nftables, the steps include a switch to
+iptables and back."""
 MOMENTS = (Moment.FULL_RELOAD, Moment.LOCKED_RESTART, Moment.SILENT_PROXY)
 """The bad moments of this history. The first one replaces the moment that the seed has drawn; each other one is a step at the
 end."""
@@ -44,7 +44,7 @@ def test_the_same_seed_gives_the_same_history_and_another_seed_gives_another_his
     assert live(1) != live(2)
 
 
-def test_the_objects_of_a_world_are_the_result_of_all_its_changes() -> None:
+def test_all_changes_together_turn_the_first_objects_of_a_world_into_its_present_objects() -> None:
     world = World(random.Random(3))
     objects = dict(world.objects)
     for _ in range(200):
@@ -56,7 +56,7 @@ def test_the_objects_of_a_world_are_the_result_of_all_its_changes() -> None:
 
 
 @pytest.mark.parametrize("direct_return", [True, False])
-def test_tunnels_exist_and_other_nodes_come_and_go_only_in_worlds_with_direct_return(
+def test_tunnels_and_changing_nodes_occur_only_in_a_world_with_direct_return(
     monkeypatch: pytest.MonkeyPatch, *, direct_return: bool
 ) -> None:
     monkeypatch.setattr(kernel_state, "_interface_addresses", list)

@@ -33,8 +33,8 @@ FOUND: dict[Moment, str] = {
     Moment.SILENT_PROXY: "differs from the model after 60 s",
     Moment.FULL_RELOAD: "the program has ended",
 }
-"""A pattern for each kind of bad moment. If the program's fix for this kind is removed, the suite must report a matching
-violation."""
+"""A regular expression for each ``Moment`` against which the program has a removable fix. If the fix is removed, the suite must
+report a violation that matches the regular expression."""
 SLOWLY_FOUND = set(FOUND) - {Moment.FULL_RELOAD}
 """The bad moments for which the suite needs half a minute or more to notice that the fix is missing, because the history waits
 for an event that never happens."""

@@ -92,7 +92,7 @@ async def assert_all_agree_through(states: Sequence[State], node: MemoryNode) ->
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 @in_virtual_time
-async def test_commands_and_run_desire_the_same_state_after_each_phase_of_a_scenario(path: pathlib.Path) -> None:
+async def test_commands_and_the_daemon_desire_the_same_state_after_each_phase_of_a_scenario(path: pathlib.Path) -> None:
     states = [[put.object for put in state.values()] for state in read_states(path)]
     await assert_all_agree_through(states, MemoryNode(settings=SETTINGS))
 

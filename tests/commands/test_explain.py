@@ -249,7 +249,7 @@ async def test_explain_reports_source_ranges_that_do_not_contain_this_node() -> 
     assert "    endpoints: none" in lines
 
 
-async def test_explain_shows_the_zone_of_an_endpoint_or_the_hints_that_exclude_the_endpoint() -> None:
+async def test_explain_shows_the_zone_of_a_used_endpoint_and_the_hints_that_exclude_another_endpoint() -> None:
     ends = (endpoint("10.244.0.1", zone="zone-a", zones=["zone-a"]), endpoint("10.244.1.1", OTHER_NODE, zones=["zone-b"]))
     objects = (builders.node(), builders.service(), builders.endpoint_slice(*ends))
     lines = await _synced_text("default/web", *objects)

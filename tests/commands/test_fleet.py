@@ -157,7 +157,7 @@ def rows(document: Mapping[str, Any]) -> dict[str, list[str]]:
     return {one["node"]: [row["problem"] for row in one["problems"]] for one in document["nodes"] if one["problems"]}
 
 
-async def test_fleet_reports_each_silent_or_hostile_or_differing_node_and_no_other_of_a_thousand_nodes() -> None:
+async def test_fleet_reports_exactly_the_nodes_with_a_problem_among_a_thousand_nodes() -> None:
     well = {f"n{number:03}": WELL for number in range(959)}
     cluster = Cluster({})
 
@@ -290,7 +290,7 @@ def test_configurations_are_compared_only_among_nodes_of_the_same_version() -> N
     assert document["usual"] == {"version": "1", "configuration": "x"}
 
 
-def test_fleet_prints_a_line_for_each_problem_followed_by_a_summary() -> None:
+def test_fleet_prints_one_line_for_each_problem_and_then_a_summary() -> None:
     nodes = [FleetNode("node-1", "p1", "1.0", "aa"), FleetNode("node-20", "p2", troubles=((Fault.NO_ANSWER, "silence"),))]
     assert list(fleet.render(fleet.describe("kube-system", nodes))) == [
         "NODE     PROBLEM    DETAIL",

@@ -36,7 +36,7 @@ async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
     ("state", "used"),
     [(state, "rr" if state is ModuleState.MISSING else "wlc") for state in ModuleState],
 )
-async def test_inspecting_commands_use_the_scheduler_rr_if_the_kernel_lacks_the_configured_scheduler(
+async def test_commands_that_inspect_a_node_use_the_scheduler_rr_if_the_kernel_lacks_the_configured_one(
     monkeypatch: pytest.MonkeyPatch, state: ModuleState, used: str
 ) -> None:
     asked: list[str] = []
@@ -67,7 +67,7 @@ class EmptySource(DirectorySource):
         self.asked_again[kind] = at_s
 
 
-async def test_no_command_relies_on_an_empty_first_list_which_is_requested_again() -> None:
+async def test_no_command_relies_on_an_empty_first_list_before_a_second_list_confirms_it() -> None:
     kernel = await synced_kernel(*WEB)
     node, source = await inspected(kernel), EmptySource()
     async with inspection.following(source, node.store):

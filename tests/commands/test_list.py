@@ -80,7 +80,7 @@ async def test_the_right_column_of_list_names_the_service_port_or_the_pod_and_no
     assert kernel.applied == []
 
 
-async def test_the_command_list_shows_the_port_number_if_the_port_has_no_name() -> None:
+async def test_list_shows_the_port_number_if_the_port_has_no_name() -> None:
     objects = (builders.node(), builders.service("dns", builders.service_port(53, Protocol.UDP, node_port=30053)))
     lines = await _lines(await synced_kernel(*objects), *objects)
     assert [line[72:] for line in lines[3:]] == ["default/dns:53 (no real servers)"] * 2
@@ -120,7 +120,7 @@ async def test_the_list_marks_rows_of_other_programs_and_rows_that_no_service_de
     assert {line[72:] for line in lines[3:] if line.startswith("  ->")} == {""}
 
 
-async def test_list_marks_a_row_as_removed_if_the_row_vanishes_while_the_table_is_read() -> None:
+async def test_the_command_list_marks_a_row_as_removed_if_the_row_vanishes_while_the_table_is_read() -> None:
     kernel = await synced_kernel(*WEB)
     rows = _rows(kernel)
     kernel.virtual_servers.clear()
@@ -225,7 +225,7 @@ async def test_list_prints_hostile_names_as_escaped_text(capsys: pytest.CaptureF
     assert all(character.isprintable() for character in output.replace("\n", ""))
 
 
-async def test_list_prints_a_bare_table_and_json_says_so_if_service_names_are_unknown() -> None:
+async def test_the_table_is_bare_and_named_is_false_in_json_if_service_names_are_unknown() -> None:
     rows = _rows(await synced_kernel(*WEB))
     document = listing.table("node-a", rows)
     assert not document["named"]

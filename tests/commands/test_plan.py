@@ -26,7 +26,7 @@ def _lines(document: Document) -> list[str]:
     return [f"{one['verb']} {one['kind']} {one['object']}" for one in document["operations"]]
 
 
-async def test_plan_lists_the_operations_of_the_next_sync_in_the_same_order_and_changes_nothing() -> None:
+async def test_the_command_plan_lists_the_operations_of_the_next_sync_in_order_without_executing_them() -> None:
     kernel = memory_node.new_kernel()
     planned = _lines(await _plan(kernel, *WEB))
     assert kernel.applied == []

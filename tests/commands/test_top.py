@@ -56,7 +56,9 @@ async def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-async def test_top_with_the_option_once_prints_the_node_and_its_services_with_rates(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_top_prints_the_node_and_its_services_with_rates_if_the_flag_once_is_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     first, second, _, titles, web, dns = (await _shown(capsys, "--once")).splitlines()[-6:]
     assert first == "node-a: in force"
     assert second.startswith("pending 0  failed 0  drifted 0  draining 0  0 active, 0 inactive  ")

@@ -135,7 +135,7 @@ async def test_virtual_servers_of_other_programs_are_listed_but_are_not_a_differ
     ],
     ids=["gone at the second reading", "gone within the grace", "still there", "on an address of this node"],
 )
-async def test_verify_waits_for_the_grace_period_only_if_a_differing_node_port_is_on_a_lost_address(
+async def test_verify_waits_for_the_grace_period_only_if_a_node_port_remains_on_a_lost_address(
     address: str, gone_at: int, *, is_equal: bool, readings: int
 ) -> None:
     kernel = await synced_kernel(*NODE_PORT)

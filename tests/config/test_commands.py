@@ -104,7 +104,9 @@ def test_completion_prints_its_usage_unless_the_only_argument_is_a_known_shell(
         (["--dry-run", "--dry-run=false", "--output", "json", "-o=text"], (False, False)),
     ],
 )
-def test_the_last_value_of_dry_run_and_of_output_counts(arguments: list[str], choices: tuple[bool, bool]) -> None:
+def test_the_flags_dry_run_and_output_take_their_last_value_if_they_are_repeated(
+    arguments: list[str], choices: tuple[bool, bool]
+) -> None:
     config = loading.from_flags(*arguments)
     assert (config.dry_run, config.as_json) == choices
 
@@ -161,5 +163,5 @@ def test_the_command_top_takes_each_of_its_options_from_the_command_line(argumen
         ("--server=http://[::1", "--server: 'http://[::1' must be a URL such as http://127.0.0.1:10249"),
     ],
 )
-def test_wrong_option_values_of_the_command_top_are_reported(argument: str, problem: str) -> None:
+def test_invalid_values_of_the_options_of_the_command_top_are_reported(argument: str, problem: str) -> None:
     assert loading.problems_of_flags(argument, command="top") == [problem]

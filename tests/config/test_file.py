@@ -101,7 +101,7 @@ def test_all_wrong_fields_are_reported_with_path_and_line() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["''", "'a,b'", "a=b"])
-def test_a_file_pattern_of_vmodule_is_refused_if_the_flag_cannot_express_it(pattern: str) -> None:
+def test_a_file_pattern_is_refused_if_the_flag_vmodule_cannot_express_it(pattern: str) -> None:
     text = f"logging: {{vmodule: [{{filePattern: {pattern}, verbosity: 1}}]}}"
     assert problems_of_file(text)[0].endswith("where no filePattern is empty or has a comma or equals sign")
 
@@ -189,7 +189,7 @@ def test_a_file_that_exhausts_or_crashes_parsers_is_refused(content: bytes) -> N
     assert file.read(content, "f").problems
 
 
-def test_a_list_or_a_map_as_a_key_of_a_known_setting_is_refused() -> None:
+def test_the_value_of_a_known_setting_is_refused_if_one_of_its_keys_is_a_list_or_a_map() -> None:
     text = "featureGates: {[a]: true}\nlogging: {vmodule: [{[a]: b}]}\nipvs: {? {a: b} : c}\n"
     assert [problem.partition(": must")[0][:2] for problem in problems_of_file(text)] == ["4:", "5:", "6:"]
 

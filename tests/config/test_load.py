@@ -57,7 +57,7 @@ def test_an_unreadable_file_is_reported_as_the_only_problem() -> None:
     assert problems_of_flags("--config=/nowhere") == ["--config: '/nowhere' cannot be read: No such file or directory"]
 
 
-def test_problems_of_flags_and_of_the_file_and_of_validation_are_reported_together() -> None:
+def test_values_out_of_range_are_reported_together_with_problems_of_the_flags_and_of_the_file() -> None:
     assert problems_of_file("ipvs: {strictARP: 1}\noomScoreAdj: 5000\n", "--nope") == [
         "'--nope': unknown flag",
         "4: ipvs.strictARP: 1 must be true or false",

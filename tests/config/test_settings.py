@@ -26,7 +26,7 @@ def test_the_settings_contain_no_family_or_scheduler_that_the_host_does_not_supp
     assert (chosen.settings.node_name, chosen.settings.sysctls) == ("node-a", (Sysctl("a", "1"),))
 
 
-def test_the_kernel_settings_depend_on_kernel_version_and_processor_count_and_options() -> None:
+def test_the_kernel_settings_depend_on_the_kernel_version_the_processor_count_and_the_options() -> None:
     config = loading.from_flags("--ipvs-strict-arp", "--ipvs-sysctls=sloppy_sctp=1")
     found = {one.path: one.value for one in config.sysctls((5, 4), processors=8)}
     assert found["net/ipv4/conf/all/arp_ignore"] == found["net/ipv4/vs/sloppy_sctp"] == "1"

@@ -127,7 +127,7 @@ def test_the_defaults_of_a_file_and_of_flags_differ_only_in_the_minimum_sync_per
     assert dataclasses.replace(by_file, engine=by_flags.engine, config_file="") == by_flags
 
 
-def test_the_bind_address_determines_the_family_of_the_servers_only_in_a_configuration_file() -> None:
+def test_a_bind_address_in_a_file_determines_the_family_of_the_servers_but_a_flag_does_not() -> None:
     by_file, by_flags = from_file("bindAddress: '::'"), from_flags("--bind-address=::")
     assert (by_file.servers.health, by_file.servers.metrics) == (listen("::", 10256), listen("::1", 10249))
     assert (by_flags.servers.health, by_flags.servers.metrics) == (listen("0.0.0.0", 10256), listen("127.0.0.1", 10249))
@@ -291,7 +291,7 @@ def test_a_configuration_with_a_server_turned_off_cannot_be_written_to_a_file() 
     assert problems_of_flags("--write-config-to=/x", "--healthz-port=0") == [f"--healthz-port: {rule}"]
 
 
-def test_the_flag_healthz_port_sets_the_port_of_an_address_that_has_no_port() -> None:
+def test_the_healthz_port_flag_sets_the_port_if_the_address_has_no_port() -> None:
     config = from_flags("--healthz-bind-address=10.0.0.1", "--healthz-port=8080")
     assert config.servers.health == listen("10.0.0.1", 8080)
     assert [str(notice) for notice in config.notices] == ["--healthz-port: deprecated; use --healthz-bind-address"]
@@ -304,7 +304,7 @@ def test_feature_gates_of_other_modes_of_kube_proxy_have_no_effect() -> None:
     assert config.without_effect == tuple(f"--feature-gates {name}" for name in names)
 
 
-def test_a_port_flag_is_reported_if_it_has_no_effect_because_the_address_has_a_port() -> None:
+def test_a_port_flag_is_reported_as_without_effect_if_the_address_already_has_a_port() -> None:
     config = from_flags("--healthz-port=8080")
     assert config.servers.health == listen("0.0.0.0", 10256)
     assert str(config.notices[1]) == "--healthz-port: 8080 has no effect, because the default address 0.0.0.0:10256 has a port"

@@ -12,7 +12,8 @@ from ipvsproxy.daemon.process import lifecycle
 def _no_forced_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each program ten minutes to end after a signal.
 
-    The usual time is much shorter. On a busy machine, a program would exceed it, and would then kill the process of the tests.
+    The usual time limit is much shorter. On a busy machine, a program would exceed the usual limit, and would then kill the
+    process of the tests.
     """
     monkeypatch.setattr(lifecycle, "STOP_WITHIN_S", 600.0)
 

@@ -231,7 +231,7 @@ def test_a_rule_drops_packets_from_the_tunnel_device_if_the_device_may_still_be_
 
 
 @pytest.mark.usefixtures("kernel")
-def test_host_ports_that_precede_services_are_logged_once_when_found_and_once_when_gone(
+def test_host_ports_are_logged_once_if_they_get_precedence_over_services_and_once_if_they_lose_it(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, made: list[health.Status]
 ) -> None:
     place = ("legacy IPv4",)
@@ -424,7 +424,7 @@ def test_the_program_starts_if_iptables_works_for_at_least_one_family(unserved: 
     assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)
 
 
-def test_the_program_logs_why_ipv6_is_not_served_if_ipvs_in_the_kernel_lacks_ipv6() -> None:
+def test_a_log_line_has_the_reason_if_ipv6_is_not_served_because_ipvs_lacks_ipv6() -> None:
     kernel = kernel_with({})
     kernel.has_ipv6 = lambda: False
     with structlog.testing.capture_logs() as logs:
@@ -490,9 +490,7 @@ async def test_the_program_ends_with_the_reason_if_a_step_of_the_start_keeps_fai
 
 
 @pytest.mark.parametrize(("number", "is_given_up"), [(0, True), (errno.ETIMEDOUT, False)])
-def test_a_family_is_not_served_if_its_iptables_fails_and_an_error_is_raised_if_its_iptables_hangs(
-    number: int, *, is_given_up: bool
-) -> None:
+def test_a_failing_iptables_excludes_its_family_but_a_hanging_iptables_raises_an_error(number: int, *, is_given_up: bool) -> None:
     def program(family: Family) -> Program:
         if family is Family.IPV6:
             raise KernelError(action="ip6tables", errno=number, detail="not on this machine")

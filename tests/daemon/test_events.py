@@ -146,7 +146,7 @@ async def test_the_rate_of_all_events_of_the_process_is_limited() -> None:
     assert len(desk.written) == BURST + 3
 
 
-async def test_each_node_delays_an_event_that_all_nodes_post_and_all_use_the_same_name_for_it() -> None:
+async def test_an_event_that_all_nodes_post_is_delayed_and_has_the_same_name_on_each_node() -> None:
     names = set()
     for _ in range(2):
         desk = Desk()

@@ -87,7 +87,7 @@ async def test_a_stopped_follower_does_not_ask_the_loop_to_read_rules(pipe: Pipe
     assert engine.rules_changed.call_count == 0
 
 
-async def test_the_error_is_logged_once_and_the_rules_are_read_if_the_notification_socket_breaks(pipe: Pipe) -> None:
+async def test_the_rules_are_read_and_one_error_is_logged_if_the_notification_socket_breaks(pipe: Pipe) -> None:
     engine = Mock()
     with structlog.testing.capture_logs() as logged:
         async with following(engine, pipe) as task:

@@ -18,7 +18,7 @@ ADDRESS = BoundAddresses.of(builders.addresses("10.96.0.10")[0])
 
 
 @in_virtual_time
-async def test_the_log_shows_all_steps_of_a_service_from_the_watch_to_the_sync_at_verbosity_4(
+async def test_all_steps_of_a_service_from_the_watch_to_the_sync_are_logged_if_the_verbosity_is_4(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log._Process, "verbosity", 4)

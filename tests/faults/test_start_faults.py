@@ -1,4 +1,4 @@
-"""Covers failing acts of a start (see ``acts``), on a real kernel of a serving node.
+"""Covers starts in which acts fail (see ``acts``), on the real kernel of a node that already serves.
 
 If an act fails once, nothing is removed, and everything is programmed.
 

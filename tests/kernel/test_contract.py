@@ -1,6 +1,6 @@
 """The contract that every kernel fulfils: the fake kernel, and the real kernel with either backend of rules and sets.
 
-The tests cover a behaviour of the real kernel only if operations can cause this behaviour. For example, they do not cover lost
+The tests cover only behaviour that operations can cause in the real kernel. For example, they do not cover lost
 answers.
 """
 
@@ -291,7 +291,7 @@ def test_a_real_server_gets_its_new_weight_whether_or_not_it_existed_before(
     assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 0}
 
 
-def test_the_outcome_of_a_removal_is_a_surprise_without_an_error_if_the_object_was_absent(kernel: Kernel) -> None:
+def test_the_removal_of_an_absent_object_causes_no_error_but_counts_as_a_surprise(kernel: Kernel) -> None:
     items: tuple[Item, ...] = (
         server(),
         real_server(server()),
@@ -502,7 +502,7 @@ def test_several_real_servers_are_added_together_with_their_virtual_server(
     assert (observed.settings, observed.real_servers) == (desired.settings, dict.fromkeys(items[1].keys, 1))
 
 
-def test_an_added_real_server_that_already_existed_has_a_separate_outcome(kernel: Kernel) -> None:
+def test_an_existing_real_server_gets_a_separate_outcome_if_it_is_added_with_others(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired, real_server(desired, port=2, weight=0))
     others, there = apply(kernel, Verb.ADD, all_at_once(desired, 1, 2, 3))
@@ -647,7 +647,7 @@ def test_another_programs_virtual_server_by_firewall_mark_is_not_changed(kernel:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_new_backend_copies_the_former_sets_and_updates_them_if_they_are_in_nftables(
+def test_a_new_backend_copies_the_former_sets_and_keeps_former_sets_in_nftables_up_to_date(
     network_namespace: None, backend: Backend
 ) -> None:
     skip_without_nftables()

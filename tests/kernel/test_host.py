@@ -116,7 +116,7 @@ def test_modprobe_is_not_run_if_all_modules_are_loaded(tmp_path: pathlib.Path, m
         ((4, 19), ModuleState.LOADABLE, ()),
     ],
 )
-def test_the_conntrack_module_of_each_family_is_loaded_before_linux_4_19_if_the_kernel_has_it(
+def test_a_kernel_before_4_19_gets_the_conntrack_module_of_each_family_if_the_module_exists(
     version: tuple[int, int], state: ModuleState, names: tuple[str, ...]
 ) -> None:
     assert host.modules_of_older_kernels(version, lambda _name: state) == names
@@ -188,7 +188,7 @@ def test_a_required_kernel_setting_must_be_on_or_writable(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, value: str, writable: bool, is_missing: bool
 ) -> None:
     write_settings(tmp_path, value)
-    monkeypatch.setattr(os, "access", lambda _path, _mode: writable)  # root would get False only on a read-only mount
+    monkeypatch.setattr(os, "access", lambda _path, _mode: writable)  # os.access returns False for root only on a read-only mount
     found = host.missing_settings(tmp_path)
     assert len(found) == (len(INDISPENSABLE_SETTINGS) if is_missing else 0)
     assert all("--init-only" in one.remedy for one in found)

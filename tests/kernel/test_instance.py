@@ -101,7 +101,7 @@ def test_the_start_succeeds_if_a_socket_with_the_name_of_the_lock_never_answers(
             assert second.squatter == "a process that does not answer"
 
 
-def test_the_process_that_has_the_name_of_the_lock_is_asked_again_if_it_does_not_listen_yet(
+def test_a_process_that_has_bound_the_name_of_the_lock_is_asked_again_until_it_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as starting:

@@ -194,7 +194,7 @@ def operations(*items: Item) -> list[Operation]:
     return [Operation(Verb.ADD, item) for item in items]
 
 
-def test_only_successive_operations_of_one_driver_are_applied_together_which_keeps_the_order(kernel: Kernel) -> None:
+def test_only_consecutive_operations_of_one_driver_are_applied_together(kernel: Kernel) -> None:
     (server, real_server, _), (entry, ip_set, _) = ITEMS["ipvs"], ITEMS["ipset"]
     last = SetEntries.of(msgspec.structs.replace(ENTRY, port=81))
     asked = operations(entry, ip_set, server, real_server, last)
@@ -225,7 +225,7 @@ def test_each_call_of_a_driver_is_reported_with_its_outcomes_and_its_duration(ke
 
 @pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
 @pytest.mark.parametrize("by_interface", [True, False])
-def test_the_missing_arrival_interface_is_reported_only_if_nftables_rules_match_interfaces(
+def test_the_missing_feature_arrival_behind_ipvs_is_reported_only_if_nftables_rules_need_it(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, backend: Backend, *, by_interface: bool
 ) -> None:
     del kernel
@@ -345,7 +345,7 @@ def test_a_poll_skips_rules_whose_fingerprint_cannot_be_read(kernel: Kernel) -> 
     assert logged == [], "the first reading has logged it"
 
 
-def test_an_unreadable_fingerprint_of_rules_is_logged_only_once_until_it_is_readable_again(kernel: Kernel) -> None:
+def test_an_unreadable_fingerprint_of_rules_is_logged_again_only_after_it_was_readable(kernel: Kernel) -> None:
     target = new_node()
     with structlog.testing.capture_logs() as logged:
         for broken in ({"rule_changes"}, {"rule_changes"}, set(), {"rule_changes"}):
@@ -398,7 +398,7 @@ def test_a_set_with_our_name_but_other_parameters_does_not_count_as_one_of_our_s
     assert observed.errors == ()
 
 
-def test_observe_reads_only_the_requested_sets_and_settings_and_the_rules_of_requested_families(kernel: Kernel) -> None:
+def test_only_the_requested_sets_and_settings_and_the_rules_of_the_requested_families_are_read(kernel: Kernel) -> None:
     target = new_node()
     observed = target.observe(["KUBE-LOOP-BACK"], [Family.IPV6], [])
     assert kernel.asked["ipset"] == (["KUBE-LOOP-BACK"],)

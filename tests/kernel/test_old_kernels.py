@@ -100,7 +100,7 @@ def test_an_old_kernel_accepts_all_sets_and_entries_of_all_protocols() -> None:
 
 
 OLDEST = "4.18"
-"""The oldest supported version of Linux. This version lacks every feature that any later version lacks."""
+"""The oldest supported version of Linux. No later version lacks a feature that this version has."""
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_start_on_an_old_kernel_uses_workarounds_and_reaches_the_desired_state
 @pytest.mark.kernel
 @NEEDS_NF_TABLES
 @pytest.mark.parametrize(("starter", "is_old"), [((*old_program.STARTER, "5.4"), True), (("-m", "ipvsproxy"), False)])
-def test_local_pods_are_masqueraded_only_if_rules_after_ipvs_cannot_match_the_arrival_interface(
+def test_local_pods_are_masqueraded_only_if_postrouting_rules_cannot_match_the_arrival_interface(
     starter: tuple[str, ...], tmp_path: pathlib.Path, *, is_old: bool
 ) -> None:
     flags = ("--rules-backend=nftables", "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0")

@@ -210,7 +210,7 @@ async def test_a_slow_call_is_logged_even_if_its_caller_was_cancelled(monkeypatc
 
 
 class Heavy:
-    """An object whose method ``fail`` a call gets as its argument.
+    """An object whose method ``fail`` the test passes to ``KernelThread.call``.
 
     The test checks that the call does not keep the object alive.
     """

@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.kernel]
 
 WITHIN_S = patience.seconds(90.0)
 STOPPED_WITHIN_S = patience.seconds(60.0)
-"""The longest waits, in seconds. These waits suffice even on a busy machine. scripts/bench measures how fast the program is on an
-idle machine."""
+"""The longest waits in seconds: ``WITHIN_S`` for an expected state, ``STOPPED_WITHIN_S`` for the end of the program. These waits
+suffice even on a busy machine. scripts/bench measures how fast the program is on an idle machine."""
 DESCRIPTORS = 256
 SERVICES = 150
 """The number of Services. Each Service has two listeners, so all listeners need more file descriptors than the process may

@@ -152,6 +152,6 @@ def test_an_address_is_printed_in_the_form_that_operators_write() -> None:
     assert str(Network(Address(bytes(4)), 0)) == "0.0.0.0/0"
 
 
-def test_families_and_protocols_have_the_numbers_and_names_that_kernel_api_and_ipset_use() -> None:
+def test_families_and_protocols_have_the_numbers_of_the_kernel_and_the_names_of_the_api_and_ipset() -> None:
     assert [(int(family), family.label, family.bits) for family in Family] == [(2, "IPv4", 32), (10, "IPv6", 128)]
     assert [(int(protocol), protocol.label) for protocol in Protocol] == [(6, "tcp"), (17, "udp"), (132, "sctp")]

@@ -16,7 +16,7 @@ ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.0.2")
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1", "fd00::1"])
-def test_the_key_of_a_real_server_has_the_address_and_port_even_after_a_copy(text: str) -> None:
+def test_a_real_server_key_keeps_its_address_and_port_when_it_is_copied(text: str) -> None:
     key = RealServerKey.of(parse_address(text), 80)
     assert (key.address, key.port) == (parse_address(text), 80)
     assert key.address.family is parse_address(text).family
@@ -68,7 +68,7 @@ def test_a_change_of_unpacked_weights_does_not_affect_the_packed_weights() -> No
     assert len(NO_REAL_SERVERS) == 0
 
 
-def test_an_object_of_even_weights_has_no_hash_and_equals_only_mappings() -> None:
+def test_even_weights_cannot_be_hashed_and_never_equal_a_list() -> None:
     packed = EvenWeights.of([builders.backend("10.0.0.1")])
     assert not operator.eq(packed, [builders.backend("10.0.0.1")])
     with pytest.raises(TypeError):
@@ -85,7 +85,7 @@ def test_the_function_plain_turns_packed_weights_into_a_dictionary_and_returns_a
     assert plain(EvenWeights.of([key])) == {bytes(key): 1}
 
 
-def test_uneven_weights_behave_like_a_dictionary_with_the_same_keys_in_the_same_order() -> None:
+def test_uneven_weights_behave_like_the_dictionary_from_which_they_were_made() -> None:
     weights = UnevenWeights({TWO: 5, ONE: 0})
     assert (list(weights), len(weights), weights[TWO]) == ([TWO, ONE], 2, 5)
     assert dict(weights) == weights.unpacked() == {ONE: 0, TWO: 5}

@@ -35,7 +35,7 @@ def test_names_and_reasons_have_the_text_that_log_lines_show(item: object, text:
 
 
 @pytest.mark.parametrize("count", [0, 1, MOST_SKIPPED])
-def test_each_skipped_part_is_listed_if_their_number_does_not_exceed_the_limit(count: int) -> None:
+def test_each_skipped_part_is_listed_if_the_number_of_parts_does_not_exceed_the_limit(count: int) -> None:
     parts = [Skipped(f"parts[{number}]", "is wrong") for number in range(count)]
     assert bounded(parts) == tuple(parts)
 

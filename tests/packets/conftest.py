@@ -1,6 +1,6 @@
 """The fixtures of packet tests.
 
-A module gets one running program, or three nodes. The binding says how Service addresses become local.
+The tests of a module share one running program, or one group of three nodes. The binding says how Service addresses become local.
 
 Both bindings must give the same results.
 """
@@ -15,7 +15,7 @@ from tests.support import cluster, lab
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Remove each test whose request is not sent with the binding of the test."""
+    """Remove each test whose ``Question`` is not asked with the test's ``Binding``."""
     items[:] = [item for item in items if not _is_repetition(item)]
 
 

@@ -59,7 +59,7 @@ def iptables_is_empty() -> bool:
 
 
 REFUSED_WITHIN_S = 0.25
-"""The time, in seconds, for which a client waits for an answer if its requests must be refused. The time is short, so that the
+"""The time, in seconds, for which a client waits for an answer that the client must not receive. The time is short, so that the
 client sends many requests."""
 
 

@@ -1,6 +1,6 @@
-"""Tests annotations of Services with packets.
+"""Sends packets to test the annotations of Services.
 
-Covers shares and limits of endpoints, one endpoint for all clients of a network, and changes under load.
+Covers the shares and connection limits of endpoints, networks whose clients all reach the same endpoint, and changes under load.
 
 
 Most tests share one run of the program. Each test starts with its own objects only. In tests of hash schedulers, each client has

@@ -52,7 +52,7 @@ def _has_logged(running: Cluster, pattern: str, count: int) -> bool:
     return len(running.logged(pattern)) == count
 
 
-def test_a_switch_of_backends_keeps_allowed_clients_served_and_all_other_clients_refused(
+def test_a_switch_of_backends_neither_interrupts_allowed_clients_nor_admits_other_clients(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.json"
@@ -142,7 +142,7 @@ def make_unlike(laboratory: lab.Lab, name: str) -> None:
     laboratory.run("node", "nft", f"flush table inet ipvsproxy; {UNLIKE.format(name=name)}")
 
 
-def test_the_program_replaces_a_set_with_a_wrong_definition_while_it_runs_and_when_it_starts(
+def test_a_set_with_a_wrong_definition_is_replaced_while_the_program_runs_and_when_it_starts(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables", "--ipvs-sync-period=2s") as running:
@@ -285,7 +285,7 @@ def plain(name: str, number: int) -> list[Manifest]:
 
 
 def special(*numbers: int) -> list[Manifest]:
-    """Two Services for each number: one with source ranges, and one with a second scope, for its policy Local."""
+    """For each number: a Service with source ranges, and one with externalTrafficPolicy Local and a second scope."""
     return [
         manifest
         for number in numbers

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kernel]
 
 OTHER = {Binding.ADDRESSES: Binding.ROUTES, Binding.ROUTES: Binding.ADDRESSES}
 MANY = 120
-"""The number of Services, plus one. With so many Services, a switch of bindings takes long enough that a test can kill the
+"""One more than the number of Services. With so many Services, a switch of bindings takes long enough that a test can kill the
 program during the switch."""
 WEB = service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001)
 SERVICES = [WEB, *(service(f"other-{number}", number, "p1", protocols=["TCP"]) for number in range(2, MANY))]

@@ -214,7 +214,7 @@ def _answers(running: Cluster, family: Family) -> set[str]:
 
 
 @with_addresses
-def test_the_older_of_two_services_with_one_address_or_node_port_is_served_until_its_deletion(
+def test_the_older_service_is_served_at_a_shared_address_or_node_port_until_it_is_deleted(
     running: Cluster,
 ) -> None:
     pods = {name: {family: cluster.address(name, family) for family in Family} for name in ("p1", "p2")}

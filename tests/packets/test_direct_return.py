@@ -23,7 +23,7 @@ FLAGS = ("--mass-deletion-guard=0",)
 
 
 @pytest.mark.parametrize("entry", [pytest.param(one, marks=patience.THOROUGH if one == "remote" else []) for one in ENTRIES])
-def test_endpoints_answer_directly_to_the_client_address_for_every_node_of_entry(three: Three, entry: str) -> None:
+def test_endpoints_answer_clients_directly_whichever_node_receives_the_requests(three: Three, entry: str) -> None:
     check_each_protocol(three, entry)
 
 
@@ -140,7 +140,7 @@ _SAMPLE = 1000
     ],
     ids=["2", "3", "10", "50"],
 )
-def test_two_nodes_of_entry_choose_the_same_node_for_most_clients(
+def test_two_nodes_of_entry_send_most_clients_to_the_same_node_with_endpoints(
     three: Three, count: int, moved_at_most: float, ports: range
 ) -> None:
     """The more nodes have endpoints, the fewer clients are sent to another node after a change.
@@ -149,8 +149,8 @@ def test_two_nodes_of_entry_choose_the_same_node_for_most_clients(
     endpoints exist only in the API, so datagrams to them get no answer.
 
     ``count`` nodes have endpoints. The client changes its node of entry three times. At the first change, the new node of entry
-    has an endpoint. At the second change, the new node of entry has no endpoint. At the third change, a node with an endpoint
-    disappears at the same moment.
+    has an endpoint. At the second change, the new node of entry has no endpoint. During the third change, a node with an endpoint
+    disappears before the client uses the new node of entry.
     """
     three.lab.ip("client", "link set third up")
     three.have(*_many(count - 1, "p1"))

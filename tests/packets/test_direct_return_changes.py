@@ -39,7 +39,7 @@ def test_endpoints_see_the_client_address_and_answer_directly_if_service_address
     check_each_protocol(three, entry)
 
 
-def test_a_client_with_session_affinity_keeps_its_endpoint_at_every_node_of_entry(three: Three) -> None:
+def test_a_client_with_session_affinity_reaches_the_same_endpoint_through_every_node_of_entry(three: Three) -> None:
     """Neither node of entry has endpoints of the Service.
 
     Session affinity at the node with the endpoint also applies to packets that arrive through a tunnel.
@@ -55,7 +55,7 @@ def test_a_client_with_session_affinity_keeps_its_endpoint_at_every_node_of_entr
         assert len(reached) == 1, protocol
 
 
-def test_the_node_of_entry_drops_packets_of_clients_outside_the_source_ranges(three: Three) -> None:
+def test_packets_of_clients_outside_the_source_ranges_are_dropped_before_they_enter_the_tunnel(three: Three) -> None:
     """Packets of clients outside the source ranges do not even arrive at the node with the endpoint."""
     three.have(nodes(*NODES), web("r1", loadBalancerSourceRanges=[f"{CLIENT}/32"]))
     three.enter_by("third")

@@ -34,8 +34,8 @@ The recorded kube-proxy had only an IPv4 range in ``--cluster-cidr``, so IPv6 Se
 """
 CLIENT = cluster.address("client", Family.IPV4)
 HELD = (("p1", "TCP", "10.96.16.1", 80), ("host", "TCP", "fd00:10:96::b01", 80), ("client", "TCP", "198.51.100.6", 80))
-"""Connections to other Services than the Service of ``DIRECT``: client, protocol, address and port. These connections must stay
-open."""
+"""Connections to Services other than the Service of ``DIRECT``. Each entry has the client, protocol, address and port. These
+connections must stay open."""
 FORMER = {
     "net/ipv4/conf/all/rp_filter": "2",
     "net/ipv4/conf/tunl0/rp_filter": "1",

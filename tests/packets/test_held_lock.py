@@ -86,7 +86,8 @@ def test_a_changed_policy_is_in_force_even_while_another_program_holds_the_iptab
     new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)
     with Cluster(laboratory, tmp_path, *API, f"--rules-backend={former}") as running:
         running.have(services(changed=False))
-        # with this chain of a kubelet, ipvsproxy chooses the legacy variant; only programs of this variant take the lock
+        # if the kubelet's chain is in the legacy variant, ipvsproxy chooses this variant; only programs of this variant take the
+        # lock
         for program in ("iptables-legacy", "ip6tables-legacy"):
             laboratory.run("node", program, "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")
         running.program.__exit__(None, None, None)

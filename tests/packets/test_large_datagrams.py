@@ -1,4 +1,4 @@
-"""Covers UDP datagrams larger than the MTU from each kind of client. The results must be as docs/running.md describes.
+"""Covers clients of each kind that send UDP datagrams larger than the MTU. The results must be as docs/running.md describes.
 
 IPVS does not fragment packets that routers must not fragment: all IPv6 packets, and IPv4 packets with DF set, which is the
 default. If such a packet is larger than the MTU, IPVS drops the packet, and reports the MTU to the sender. If the Service address

@@ -1,7 +1,7 @@
 """The source address that backends see for cluster IPs, with ``--masquerade-all`` and each method to detect local pods.
 
 ``test_services.py`` covers all other kinds of address for each binding, but with only one of these methods. Each method is tested
-with only one value of ``--ipvs-vip-binding``. Successive methods alternate between the values.
+with only one value of ``--ipvs-vip-binding``. The two values alternate from one method to the next.
 """
 
 import itertools

@@ -48,7 +48,7 @@ def _clients(running: Cluster) -> set[str]:
 
 
 @pytest.mark.usefixtures("association")
-def test_an_association_ends_when_its_client_changes_its_address_if_sloppy_sctp_is_off(
+def test_an_association_ends_if_the_client_changes_addresses_while_sloppy_sctp_is_off(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with Cluster(laboratory, tmp_path) as running:

@@ -68,7 +68,7 @@ def serving(laboratory: lab.Lab, *servers: tuple[str, str, int]) -> Iterator[Non
 
 
 def are_reachable(laboratory: lab.Lab, *addresses: str) -> bool:
-    """Whether servers on the other node, one on each of these addresses, answer the host and a pod."""
+    """Starts a server on each of these addresses, on the other node. Returns whether every server answers the host and a pod."""
     with serving(laboratory, *(("remote", address, 7000) for address in addresses)):
         probes = [laboratory.probe(client, "TCP", address, 7000) for client in ("host", "p2") for address in addresses]
     return {one.outcome for one in probes} == {ANSWERED}
@@ -167,8 +167,8 @@ def test_k3s_servicelb_makes_other_nodes_unreachable_unless_a_workaround_is_conf
 ) -> None:
     """ServiceLB puts the addresses of all nodes into the status of each load balancer (k3s#2804, k3s#5000).
 
-    Two other workarounds, ``ipMode=Proxy`` and ``--ipvs-refuse-node-addresses``, also keep these addresses out of the desired
-    state; ``tests/translate`` tests them.
+    ``tests/translate`` tests two other workarounds, ``ipMode=Proxy`` and ``--ipvs-refuse-node-addresses``. They also keep these
+    addresses out of the desired state.
     """
     running = start()
     laboratory = running.lab
@@ -245,7 +245,7 @@ def test_an_address_of_kube_vip_is_served_whether_or_not_this_node_is_the_leader
 
 
 @pytest.mark.parametrize("scopes", [pytest.param("kube-proxy", marks=patience.THOROUGH), "api"])
-def test_rules_of_calico_only_prevent_pods_from_using_the_second_scope_of_an_address(start: Start, scopes: str) -> None:
+def test_rules_of_calico_prevent_pods_from_using_second_scopes_and_change_no_other_traffic(start: Start, scopes: str) -> None:
     """IPVS compares whole firewall marks, and Felix marks packets of pods before IPVS sees them.
 
     Packets of the host keep the marks that our rules have set.

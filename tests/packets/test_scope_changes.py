@@ -1,4 +1,7 @@
-"""Covers second scopes (docs/scopes.md): detection of local pods, scope changes, and plan, verify and cleanup."""
+"""Covers second scopes, which are separate endpoints for clients on the node itself (docs/scopes.md).
+
+The tests cover the detection of local pods, scope changes, and the commands plan, verify and cleanup.
+"""
 
 import contextlib
 import functools
@@ -82,13 +85,13 @@ PREFIX = ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefi
     "flags",
     [
         pytest.param((*BRIDGE, "--masquerade-all"), id="bridge, masquerade all"),
-        # The following cases need the same kernel features as test_scopes.py, and rules that can match bridge names by a
-        # wildcard.
+        # The following cases need the same kernel features as test_scopes.py. They also need rules that can match bridge names by
+        # a wildcard.
         pytest.param(("--detect-local-mode=NodeCIDR",), id="ranges of the Node", marks=patience.THOROUGH),
         pytest.param(PREFIX, id="prefix of interfaces", marks=patience.THOROUGH),
     ],
 )
-def test_clients_of_the_node_reach_remote_endpoints_with_every_method_to_recognise_local_pods(
+def test_each_method_to_recognise_local_pods_lets_clients_of_the_node_reach_remote_endpoints(
     laboratory: lab.Lab, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     node = cluster.node()
@@ -249,7 +252,7 @@ def _differences(verified: Ended) -> list[str]:
     return [one for one in found if not BESIDE.search(one)]
 
 
-def test_damage_to_second_scopes_is_shown_and_repaired_and_a_cleanup_keeps_marks_of_other_programs(
+def test_damage_to_second_scopes_is_repaired_and_their_cleanup_keeps_marks_of_other_programs(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
@@ -403,7 +406,7 @@ def test_a_host_process_reaches_all_endpoints_even_if_the_node_itself_has_the_lo
 
 
 def with_balancers(manifests: list[cluster.Manifest], *numbers: int) -> list[cluster.Manifest]:
-    """Returns the manifests, in which the status of each Service has the load-balancer addresses with these numbers."""
+    """Returns the manifests with the load-balancer addresses of these numbers in the status of each Service."""
     addresses = [cluster.address(f"balancer {number}", family) for number in numbers for family in Family]
     status = {"loadBalancer": {"ingress": [{"ip": one} for one in addresses]}}
     return [one | {"status": status} if one["kind"] == "Service" else one for one in manifests]

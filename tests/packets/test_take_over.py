@@ -30,8 +30,8 @@ RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 LONG_LIVED = ("p1", "TCP", "10.96.16.1", 80)
 INTERVAL_S = patience.seconds(0.05)
 LOOKED_THROUGH = frozenset({"flow"})
-"""The kinds of operations that do not count as writes. With the kind ``flow``, each start only reads the tracked flows of UDP
-ports."""
+"""The kinds of operations that do not count as writes. At a start, operations of the kind ``flow`` only read the tracked flows of
+UDP ports."""
 WRITTEN = frozenset({("set", "sysctl")})
 """Operations that a take-over may do: it sets the size of the table of flows, because the recording does not include this
 size."""
@@ -44,7 +44,7 @@ ipset."""
 
 
 @pytest.mark.parametrize("scopes", [TrafficScopes.KUBE_PROXY, pytest.param(TrafficScopes.API, marks=patience.THOROUGH)])
-def test_a_take_over_and_the_return_disturb_no_client_and_the_take_over_rewrites_no_object(
+def test_a_take_over_rewrites_no_object_and_clients_notice_neither_the_take_over_nor_the_return(
     tmp_path: Path, scopes: TrafficScopes
 ) -> None:
     manifests, log = tmp_path / "manifests", tmp_path / "log"

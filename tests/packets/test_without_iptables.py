@@ -1,4 +1,4 @@
-"""Tests that, with rules in nftables, ipvsproxy needs neither iptables nor ipset, nor their kernel modules."""
+"""Tests that ipvsproxy needs no iptables, no ipset and none of their kernel modules if its rules are in nftables."""
 
 import re
 import shutil

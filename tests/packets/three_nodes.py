@@ -192,7 +192,7 @@ class Three:
                 self.lab.run(place, name, *_MANGLE, "-D", *rule.split())
 
     def _syncs(self, place: str, of: str = "") -> list[str]:
-        """The log lines about a sync on the node ``place`` in which text that matches ``of`` comes next."""
+        """The log lines of the node ``place`` that contain ``event=synced`` and, after that, a match of the pattern ``of``."""
         log = self.directory / ("log" if place == "node" else f"log-{place}")
         return re.findall(rf".*event=synced {of}.*", log.read_text()) if log.exists() else []
 

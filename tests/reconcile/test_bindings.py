@@ -80,7 +80,7 @@ def _one_by_one(node: simulation.SimulatedNode) -> list[Operation]:
 
 
 @BINDINGS
-def test_with_either_binding_an_address_becomes_local_only_after_its_virtual_server_exists(binding: Binding) -> None:
+def test_each_binding_makes_an_address_local_only_after_its_virtual_server_exists(binding: Binding) -> None:
     node = simulation.SimulatedNode(binding=binding)
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=1)
     node.put(SHOP)
@@ -91,7 +91,7 @@ def test_with_either_binding_an_address_becomes_local_only_after_its_virtual_ser
 
 
 @BINDINGS
-def test_an_undesired_address_is_removed_after_its_virtual_server_with_each_binding(binding: Binding) -> None:
+def test_with_each_binding_an_undesired_address_is_removed_after_its_virtual_server(binding: Binding) -> None:
     node = running(binding)
     node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, VirtualServer), times=1)
     node.remove("shop")
@@ -102,7 +102,7 @@ def test_an_undesired_address_is_removed_after_its_virtual_server_with_each_bind
 
 
 @BINDINGS
-def test_changes_by_other_programs_are_repaired_as_drift_with_either_binding(binding: Binding) -> None:
+def test_changes_by_other_programs_are_reported_as_drift_and_repaired_with_either_binding(binding: Binding) -> None:
     node = running(binding)
     held = {Binding.ADDRESSES: node.kernel.addresses, Binding.ROUTES: node.kernel.routes}
     stray = parse_address("10.96.7.7")

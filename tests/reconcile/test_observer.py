@@ -63,7 +63,7 @@ def test_an_excluded_virtual_server_is_written_only_while_a_service_desires_it()
 @pytest.mark.checklist(71)
 @pytest.mark.parametrize("binding", Binding)
 @pytest.mark.parametrize("lost", ["entries", "addresses", "nothing"])
-def test_a_new_process_recognises_a_virtual_server_of_ipvsproxy_if_one_kind_of_witness_is_lost(
+def test_a_new_process_recognises_former_virtual_servers_even_if_set_entries_or_addresses_are_lost(
     lost: str, binding: Binding
 ) -> None:
     node = running("10.244.0.1")
@@ -227,7 +227,7 @@ def test_a_changed_virtual_server_counts_as_drift_and_is_repaired_if_a_poll_find
 
 
 @pytest.mark.parametrize("kind", ["addresses", "routes"])
-def test_a_new_object_in_one_part_of_a_reading_is_a_witness_until_the_reading_ends(kind: str) -> None:
+def test_a_new_address_or_route_in_one_part_of_a_reading_is_kept_until_the_reading_ends(kind: str) -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     poll(node, {stray: examples.observed({ONE: 1})})

@@ -1,4 +1,4 @@
-"""Whatever events precede, the final kernel equals an empty kernel that is programmed with the final objects.
+"""After any sequence of events, the kernel equals an initially empty kernel that got only the final objects.
 
 The simulated world is very small, so that all of its objects interact. ``test_preconditions`` tests source ranges during failures
 of single operations.

@@ -49,7 +49,7 @@ def test_a_restart_without_changes_only_repeats_operations_whose_result_cannot_b
     assert [str(operation) for operation in node.sync()] == ["set timeouts timeouts 900 120 300"]
 
 
-def test_a_set_copy_of_a_killed_process_is_removed_by_one_operation_each_time_it_appears() -> None:
+def test_one_operation_removes_the_set_copy_of_a_killed_process_each_time_the_copy_appears() -> None:
     node = running("10.244.0.1")
     for _ in range(2):
         node.kernel.set_copy = True
@@ -146,7 +146,7 @@ def test_settings_are_written_even_while_services_lack_desired_states() -> None:
     assert [(one.verb, type(one.item)) for one in early] == [(Verb.SET, Sysctl), (Verb.SET, VirtualServer)]
 
 
-def test_equal_desired_and_observed_weights_share_one_object_until_they_differ() -> None:
+def test_desired_and_observed_weights_are_one_object_while_they_are_equal() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     table = node.reconciler._tables.virtual_servers
     desired_state = table.desired[KEY]

@@ -39,7 +39,7 @@ def test_removals_and_additions_by_other_programs_are_reverted() -> None:
     assert not node.plan()
 
 
-def test_a_changed_desired_value_is_written_at_once_while_the_repair_of_returning_drift_waits() -> None:
+def test_a_new_desired_value_is_written_at_once_even_while_the_repair_of_repeated_drift_waits() -> None:
     node = running("10.244.0.1")
     for _ in range(observation.FREE_HEALS + 1):
         _break_everything(node)

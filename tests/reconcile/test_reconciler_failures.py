@@ -88,7 +88,7 @@ def test_only_the_failed_addition_is_delayed_if_one_of_several_real_servers_cann
     assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServers.of(KEY, refused))]
 
 
-def test_additions_of_real_servers_fail_and_are_retried_together_if_the_kernel_does_not_answer() -> None:
+def test_all_additions_of_real_servers_are_retried_together_if_the_kernel_does_not_answer() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1", "10.244.0.2"))
     operations = node.plan()
@@ -100,7 +100,7 @@ def test_additions_of_real_servers_fail_and_are_retried_together_if_the_kernel_d
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
-def test_a_failed_real_server_is_retried_at_once_after_its_desired_virtual_server_changes() -> None:
+def test_a_failed_addition_of_a_real_server_is_retried_at_once_if_its_desired_service_changes() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     numbers = {VirtualServer: errno.ENOMEM, RealServers: errno.ESRCH}

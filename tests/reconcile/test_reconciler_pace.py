@@ -41,7 +41,7 @@ def weights(node: simulation.SimulatedNode) -> list[int]:
     return sorted(node.kernel.virtual_servers[KEY].real_servers.values())
 
 
-def test_some_removed_real_servers_wait_with_weight_0_until_the_kernel_has_freed_others() -> None:
+def test_some_undesired_real_servers_wait_with_weight_0_until_the_kernel_has_freed_removed_ones() -> None:
     node = after_replacement()
     assert weights(node) == [0] * (10 - ROOM) + [1] * 10
     assert node.reconciler.pending == 0, "what waits is done with"

@@ -1,4 +1,7 @@
-"""Covers when a failed operation may be tried again. No test waits, because the tests pass the current time as a number."""
+"""Covers the time from which a failed operation may be tried again.
+
+No test waits, because the tests pass the current time as a number.
+"""
 
 from ipvsproxy.model.kernel import Device
 from ipvsproxy.model.plan import Operation, Verb
@@ -86,7 +89,7 @@ def test_real_servers_do_not_wait_for_virtual_server_settings_that_could_not_be_
     assert retries.due([change, addition], IDENTITY, 0) == [addition]
 
 
-def test_a_new_virtual_server_has_one_failure_count_for_the_addition_of_all_its_real_servers() -> None:
+def test_all_real_servers_of_a_new_virtual_server_share_one_failure_count() -> None:
     keys = [builders.frontend("10.96.0.1", port) for port in (80, 81)]
     weights = [EvenWeights.of([builders.backend(address)]) for address in ("10.244.0.1", "10.244.0.2")]
     identities = {IDENTITY(Operation(Verb.ADD, RealServers(key, one))) for key in keys for one in weights}

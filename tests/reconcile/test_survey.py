@@ -77,7 +77,7 @@ def test_only_an_undesired_virtual_server_that_belongs_to_ipvsproxy_is_stale(
     assert list(survey.stale()) == [KEY]
 
 
-def test_a_set_entry_is_the_witness_of_a_virtual_server_whose_address_is_missing(node: simulation.SimulatedNode) -> None:
+def test_the_set_entry_shows_that_a_virtual_server_is_ours_if_its_address_is_missing(node: simulation.SimulatedNode) -> None:
     node.kernel.addresses.clear()
     node.observe()
     entry = examples.entry(SetKind.CLUSTER_IP, KEY)
@@ -169,13 +169,13 @@ def test_a_family_lacks_entries_until_the_missing_set_entry_has_been_added_again
     assert node.reconciler.survey.lacking_entries(tuple(Family)) == frozenset(), "one too many is not missing"
 
 
-def test_every_family_lacks_an_object_while_the_device_is_missing(node: simulation.SimulatedNode) -> None:
+def test_every_family_counts_as_lacking_an_object_while_the_device_is_missing(node: simulation.SimulatedNode) -> None:
     node.kernel.device = False
     node.observe()
     assert node.reconciler.survey.lacking(tuple(Family)) == frozenset(Family)
 
 
-def test_a_family_counts_as_lacking_an_object_while_an_indispensable_setting_has_a_wrong_value(
+def test_a_wrong_value_of_an_indispensable_setting_counts_as_a_missing_object_of_its_family(
     node: simulation.SimulatedNode,
 ) -> None:
     path = simulation.SYSCTL.path
@@ -187,7 +187,7 @@ def test_a_family_counts_as_lacking_an_object_while_an_indispensable_setting_has
     assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4} & set(INDISPENSABLE_SETTINGS[path])
 
 
-def test_statistics_count_conflicts_draining_real_servers_and_waiting_removals_separately(
+def test_statistics_count_conflicts_and_draining_real_servers_and_waiting_removals_separately(
     node: simulation.SimulatedNode,
 ) -> None:
     node.put(builders.service("other", created_s=builders.CREATED_S + 1), builders.endpoint_slice(service="other"))

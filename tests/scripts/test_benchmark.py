@@ -128,7 +128,7 @@ def test_a_result_file_that_cannot_be_written_is_reported_before_anything_is_mea
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("the kernel died"), KeyError("wall_s")])
-def test_every_case_is_saved_with_a_row_if_one_case_cannot_be_measured(
+def test_every_case_has_a_saved_row_even_if_one_case_cannot_be_measured(
     bench: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, failure: Exception
 ) -> None:
     assert _run(bench, monkeypatch, tmp_path, failure) == 2

@@ -11,7 +11,7 @@ from scripts.benchmark import program, workload
 
 
 @pytest.mark.parametrize(("services", "endpoints"), [(100, 10), (10_000, 10), (5_000, 50), (1_000, 200), (100_000, 1)])
-def test_only_endpoints_on_other_nodes_are_replaced_whatever_the_size_of_the_cluster(services: int, endpoints: int) -> None:
+def test_only_endpoints_on_other_nodes_are_replaced_in_clusters_of_any_size(services: int, endpoints: int) -> None:
     replacements = workload.Replacements(services, endpoints)
     names: dict[str, set[tuple[str, bool]]] = {}
     for change in range(500):

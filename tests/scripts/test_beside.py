@@ -44,7 +44,7 @@ TINY: Mapping[str, Any] = {
 
 @pytest.fixture
 def places(tmp_path: pathlib.Path) -> outside.Places:
-    """Places with free ports, and with a file that stands in for the kernel's IPVS table."""
+    """The places at which the benchmark observes a proxy: free ports, and a file that stands in for the kernel's IPVS table."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         ports = [one.getsockname()[1] for one in sockets]
@@ -89,7 +89,7 @@ async def test_a_measured_process_that_ends_between_two_readings_is_reported_wit
             await proxy.scrape()
 
 
-def test_the_benchmark_stops_waiting_for_a_process_that_programs_nothing(
+def test_the_benchmark_stops_waiting_if_the_kernel_is_not_programmed_within_the_time_limit(
     places: outside.Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outside, "LONGEST_S", 0.2)

@@ -181,7 +181,7 @@ def test_an_interrupt_of_the_build_also_ends_the_compiler(machine: Machine) -> N
         until(lambda: not is_running(compiler))
 
 
-def test_the_compiler_ends_if_a_signal_arrives_while_the_build_starts_make(
+def test_the_compiler_ends_if_a_signal_reaches_the_build_while_make_is_being_started(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(subprocess.Popen[str]):

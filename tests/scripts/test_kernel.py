@@ -86,7 +86,7 @@ def run(launcher: list[str], script: str, place: pathlib.Path, *options: str) ->
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, check=False, timeout=LONGEST_S)
 
 
-def test_a_command_gets_a_clean_environment_and_its_output_and_files_and_status_reach_the_caller(
+def test_a_command_gets_a_clean_environment_and_the_caller_gets_its_output_files_and_exit_status(
     launcher: list[str], place: pathlib.Path
 ) -> None:
     data = bytes(range(256)) * 4000
@@ -152,7 +152,7 @@ def test_a_kernel_panic_is_reported_in_one_line_with_a_separate_exit_status(kind
     assert ended.stderr.decode() == f"scripts/kernel: {name} died: Kernel panic - not syncing: sysrq triggered crash\n"
 
 
-def test_the_working_directory_tmp_is_refused_because_the_guest_would_hide_it() -> None:
+def test_tmp_itself_is_refused_as_the_working_directory_because_the_guest_would_hide_it() -> None:
     ended = run([str(SCRIPT)], "true", pathlib.Path("/tmp"))  # noqa: S108 - the test needs the directory /tmp itself
     assert ended.returncode == 125
     assert b"the working directory cannot be /tmp itself" in ended.stderr

@@ -1,4 +1,4 @@
-"""Tests what scripts/test runs on each chosen kernel, and how many times. Small programs replace the kernel and pytest."""
+"""Covers what scripts/test runs on each chosen kernel, and how many times. Small programs replace the kernel and pytest."""
 
 import json
 import pathlib
@@ -48,7 +48,8 @@ report.write_text(f'<testsuite tests="{{len(tests)}}" failures="{{failures}}" er
 sys.exit(failures if tests else 5)
 """
 
-# A stand-in for pytest, coverage and kernels in a run of all tests. It reports one test, which fails if the file "broken" exists.
+# A script that replaces python, coverage, scripts/kernel and scripts/check while scripts/test runs all tests. It reports one
+# test, which fails if the file "broken" exists.
 ANYTHING = f"""#!/bin/sh
 case "$*" in
     -\\ *) exec {sys.executable} "$@" ;;
@@ -101,7 +102,7 @@ def test_four_nf_tables_kernels_share_the_tests_that_concern_the_nftables_backen
     assert first["environment"] == ["nftables", "1", "1"]
 
 
-def test_each_value_of_rules_determines_the_iptables_programs_the_backend_and_the_tests(place: Place) -> None:
+def test_each_value_of_the_option_rules_chooses_iptables_programs_and_a_backend_and_tests(place: Place) -> None:
     ended = place.run("--kernel=nf-tables", "--rules=legacy,nft,nftables")
     assert ended.stdout.splitlines()[-1] == "11 passed, 0 failed"
     kinds = {(call["words"][-1], call["environment"][0], len(call["tests"])) for call in place.calls()}

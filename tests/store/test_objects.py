@@ -322,7 +322,7 @@ def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
     return store, services
 
 
-def test_no_service_is_removed_if_a_list_lacks_most_services_until_another_list_confirms_it() -> None:
+def test_a_list_without_most_services_removes_none_of_them_until_another_list_confirms_the_loss() -> None:
     store, services = guarded_store(20)
     store.deliver([listed(*services[:5])], 10)
     assert len(store.services) == 20
@@ -432,7 +432,7 @@ def test_nodes_are_removed_only_after_a_second_list_confirms_that_most_nodes_are
     assert (store.tunnels[0], store.node(NODE.name), dict(store.doubts)) == ({}, NODE, {})
 
 
-def test_nodes_are_removed_without_confirmation_if_a_list_lacks_half_or_a_watch_deletes_them() -> None:
+def test_a_node_is_removed_at_once_if_a_watch_deletes_it_or_a_list_lacks_only_half_of_all_nodes() -> None:
     store, nodes = store_with_nodes(3)
     store.deliver([listed(NODE, nodes[0], kind=ObjectKind.NODE)], 2)
     assert store.tunnels[0].keys() == {"node-0"}
@@ -530,7 +530,7 @@ def test_packets_from_the_tunnel_of_a_leaving_node_are_accepted_only_if_that_nod
     assert store.tunnels[1] == {*OTHER.addresses}
 
 
-def test_a_change_of_a_tunnel_touches_only_direct_return_services_with_an_endpoint_on_its_node(store: Store) -> None:
+def test_a_change_of_a_nodes_tunnel_touches_only_services_with_direct_return_and_an_endpoint_there(store: Store) -> None:
     asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
 
     def touched(*nodes: str) -> set[str]:

@@ -1,8 +1,8 @@
 """The golden scenarios as directories of manifests, phase by phase.
 
-Each recording began with the objects of all YAML documents that name no phase. The documents of each phase were then applied
-through a real API server. Like a real API server, this module adds the Service ``default/kubernetes``. If a *put* lacks a field
-that only the server or the status subresource may change, the field keeps its value.
+Each recording of kube-proxy began with the objects of those YAML documents that name no phase. The documents of each phase were
+then applied through a real API server. Like a real API server, this module adds the Service ``default/kubernetes``. If a *put*
+lacks a field that only the server or the status subresource may change, the field keeps its value.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ def recording(profile: str, name: str) -> Mapping[str, Any]:
 
 
 def desired(profile: str, phase: str) -> Mapping[str, Any]:
-    """The recording of a phase. Virtual servers with the flag ``mh-port`` also get ``mh-fallback``.
+    """The recording of a phase, in which virtual servers with the flag ``mh-port`` also get the flag ``mh-fallback``.
 
     docs/differences.md, 70, has the reason.
     """

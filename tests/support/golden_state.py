@@ -199,7 +199,7 @@ def restore_rules(expected: Mapping[str, Any]) -> None:
 def unprepare_sysctls() -> None:
     """Give the sysctls the values that they have on a node without a proxy.
 
-    A test then notices if the program does not set one of them.
+    A test then notices each sysctl that the program does not set.
     """
     values = {name: "0" for name in _sysctls() if name.startswith(("net.ipv4.vs.", "net.ipv4.conf."))}
     values |= {

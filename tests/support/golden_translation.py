@@ -29,7 +29,7 @@ State = dict[str, Any]
 def render(states: Sequence[ServiceState], settings: Settings, view: NodeView, other_nodes: Iterable[Address] = ()) -> State:
     """The desired state of these Services, in those sections of a recording that describe the kernel.
 
-    The form is that which ``scope_rows.without_marks`` returns.
+    The result has the same format as a state that ``scope_rows.without_marks`` returns.
 
     ``states`` are in the order of their Services; if several Services desire the same virtual server, the first of these Services
     gets it. ``other_nodes`` are the addresses from which tunnels are accepted.
@@ -84,7 +84,7 @@ def _name(key: VirtualServerKey) -> str:
 def _scopes(
     states: Sequence[ServiceState], virtual_servers: Mapping[VirtualServerKey, VirtualServer]
 ) -> Iterator[tuple[str, ClusterScope]]:
-    """Each scope that has a virtual server by firewall mark, under a name.
+    """Each scope that has a virtual server by firewall mark, together with a name.
 
     The name contains the first address of the scope instead of the mark.
     """

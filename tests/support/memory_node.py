@@ -208,7 +208,7 @@ def put(item: ApiObject) -> Put:
 
 
 def listed(kind: ObjectKind, objects: Collection[ApiObject]) -> Listed:
-    """The event at the end of a list of this kind. The event has the keys of those ``objects`` that are of this kind."""
+    """The event that ends a list of objects of this kind. The event has the keys of those ``objects`` that are of this kind."""
     return Listed(kind, frozenset(key_of(item) for item in objects if KINDS[type(item)] is kind))
 
 

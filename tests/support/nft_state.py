@@ -1,6 +1,6 @@
 """Reads our table of nftables, and returns it as sets of ipset and rules of iptables.
 
-The result has the form of the recordings of kube-proxy.
+The result has the same form as the recorded states of kube-proxy.
 
 
 The table is read with the program ``nft``, never with ipvsproxy's drivers. The text of a rule is its comment or, if nft prints no

@@ -32,8 +32,9 @@ echo "$*" >"$folder/asked"
 cat "$folder/answer"
 """
 _WITHOUT_KUSTOMIZE = "exec cat manifests/cleanup/job.yaml"
-"""The command that replaces kustomize on a machine without kubectl. The command prints the same manifest for every folder,
-because each folder that docs/migration.md builds has the container of this Job (see ``tests/test_kustomize.py``)."""
+"""The command that replaces kustomize on a machine without kubectl. The command prints the manifest of the cleanup Job, whatever
+folder is to be built. This is enough, because each folder that docs/migration.md builds contains the container of this Job (see
+``tests/test_kustomize.py``)."""
 _OTHER_TOOLS = {"ipvsproxy": f'#!/bin/sh\nexec {sys.executable} -m ipvsproxy "$@"\n', "sleep": "#!/bin/sh\n"}
 _POD_LABELS = {"app.kubernetes.io/component=proxy": "replace-kube-proxy", "k8s-app=kube-proxy": "kube-proxy"}
 """For each label of pods, the DaemonSet whose pods have this label."""

@@ -166,8 +166,9 @@ class Program:
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
         """Poll until a condition holds.
 
-        Some conditions are checked by starting a process. Therefore the pause after each check is at least three times as long as
-        the check, up to a second. After a check that took longer than a second, the pause is as long as the check.
+        Some conditions are checked by starting a process. Therefore the pause after each check is at least the smaller of one
+        second and three times the duration of the check. After a check that took longer than a second, the pause is as long as
+        the check.
 
         Raises:
             ProgramError: the program ended, or the condition did not hold within ``within_s`` seconds.

@@ -1,4 +1,4 @@
-"""Builds example data for tests of ``top``. Most values have defaults.
+"""Builds example data for tests of ``top``. Most parameters of the functions have defaults.
 
 The data are documents about a node and its Services, as the daemon sends them, and rows of endpoints.
 """

@@ -43,7 +43,7 @@ def test_without_scopes_no_rule_reads_or_writes_the_mark_of_a_packet(family: Fam
         assert not isinstance(rule.target, SetMark | InvertMark)
 
 
-def test_the_chain_before_ipvs_only_accepts_connections_to_service_addresses() -> None:
+def test_the_chain_before_ipvs_accepts_connections_to_service_addresses_and_does_nothing_else() -> None:
     assert reading.outline(reading.skeleton_of(settings=BY_CLUSTER), "nat", "KUBE-SERVICES") == [
         ("", "RETURN"),
         ("KUBE-LOAD-BALANCER", "ACCEPT"),
@@ -56,7 +56,7 @@ def test_the_chain_before_ipvs_only_accepts_connections_to_service_addresses() -
     ]
 
 
-def test_rules_after_ipvs_match_service_sets_by_the_destination_that_the_client_chose() -> None:
+def test_postrouting_rules_compare_sets_with_the_destination_that_the_client_chose() -> None:
     rules = reading.skeleton_of(settings=BY_CLUSTER)
     assert [text.split("-m set ")[-1] for text in reading.texts(rules, "nat", "KUBE-POSTROUTING")] == [
         "--match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE",

@@ -47,13 +47,13 @@ def _chains(settings: Settings, occupied: AbstractSet[SetKind] = OCCUPIED, **vie
     return {key.chain: list(texts(skeleton, *key)) for key in SCOPE_CHAINS}
 
 
-def test_the_second_scope_of_a_port_leads_all_its_external_addresses_to_all_its_endpoints() -> None:
+def test_the_second_scope_of_a_port_has_all_external_addresses_and_all_endpoints_of_the_port() -> None:
     (scope,) = _shop("10.244.0.5", "10.244.1.5").rare.scopes
     assert {str(key) for key in scope.virtual_servers} == {f"TCP {BALANCER}:80", f"TCP {builders.NODE_ADDRESS}:30080"}
     assert {str(one) for one in scope.weights} == {"10.244.0.5:8080", "10.244.1.5:8080"}
 
 
-def test_an_address_is_in_the_no_local_set_only_if_it_has_endpoints_but_no_local_endpoint() -> None:
+def test_the_set_no_local_has_only_addresses_of_services_with_endpoints_only_on_other_nodes() -> None:
     assert members(SetKind.NO_LOCAL, _shop("10.244.1.5")) == {f"{BALANCER},tcp:80", f"{builders.NODE_ADDRESS},tcp:30080"}
     assert members(SetKind.NO_LOCAL, _shop("10.244.0.5", "10.244.1.5")) == set()
     assert members(SetKind.NO_LOCAL, _shop()) == set()
@@ -78,7 +78,7 @@ OF_THE_CLUSTER = "-s 10.244.0.0/16 -j RETURN"
         (LocalMode.INTERFACE_NAME_PREFIX, "-i cni0+", []),
     ],
 )
-def test_outside_clients_are_dropped_if_no_endpoint_is_local_whereas_local_pods_get_a_mark(
+def test_local_pods_get_a_mark_before_the_rule_that_drops_clients_if_no_endpoint_is_local(
     mode: LocalMode, match: str, kept: list[str], backend: Backend
 ) -> None:
     settings = dataclasses.replace(API, detect_local=mode, local_interface="cni0", backend=backend)
@@ -159,7 +159,7 @@ def _trace(
 
 
 UNSURE = builders.node_view()
-"""A node without an address range that shows which pods are local."""
+"""A node for which no address range of local pods is known."""
 
 
 @pytest.mark.parametrize(("address", "port"), [(BALANCER, 80), (builders.NODE_ADDRESS, 30080)])
@@ -176,7 +176,7 @@ UNSURE = builders.node_view()
         (TracedClient.OTHER_POD, BRIDGED, False, (False, False, False)),
     ],
 )
-def test_outside_clients_are_dropped_but_local_clients_are_served_if_this_node_has_no_endpoint(
+def test_only_packets_of_outside_clients_are_dropped_if_this_node_has_no_endpoint(
     client: TracedClient, node: NodeView, expected: tuple[bool, ...], address: str, port: int, *, has_local: bool
 ) -> None:
     result = _trace(client, address, port, has_scopes=True, has_local=has_local, node=node)
@@ -226,7 +226,7 @@ LOCAL_A, LOCAL_B = ({f"{HERE}:{port}"} for port in (8080, 9090))
         ),
     ],
 )
-def test_a_frontend_that_a_service_uses_twice_has_one_role_and_at_most_one_second_scope(
+def test_a_frontend_has_one_role_and_at_most_one_second_scope_if_a_service_uses_it_twice(
     addresses: dict[str, list[str]], role: str, contested: dict[tuple[str, int], set[str]], *, reverse: bool
 ) -> None:
     """Port 80 has the node port 30080.

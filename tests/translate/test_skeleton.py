@@ -107,7 +107,7 @@ def test_the_ipv6_rules_match_the_ipv6_sets() -> None:
     assert "KUBE-6-LOAD-BALANCER-SOURCE-CID" in names
 
 
-def test_rules_set_the_masquerade_mark_and_clear_it_before_masquerading() -> None:
+def test_a_rule_sets_the_masquerade_mark_and_another_rule_clears_it_before_masquerading() -> None:
     skeleton = reading.skeleton_of(settings=Settings(masquerade_bit=15))
     assert list(reading.texts(skeleton, "nat", "KUBE-MARK-MASQ")) == ["-j MARK --set-xmark 0x8000/0x8000"]
     unmarked, unmark, _ = reading.texts(skeleton, "nat", "KUBE-POSTROUTING")
@@ -157,7 +157,7 @@ def test_local_pods_of_each_family_are_recognised_by_the_cluster_range_of_this_f
 
 
 @pytest.mark.checklist(104)
-def test_rules_depend_on_the_pod_ranges_of_the_node_only_in_node_cidr_mode() -> None:
+def test_the_pod_ranges_of_the_node_affect_the_rules_only_in_node_cidr_mode() -> None:
     before = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]))
     after = builders.node_view(node_object=builders.node(pod_networks=["10.244.4.0/24"]))
     by_node = Settings(detect_local=LocalMode.NODE_CIDR)
@@ -166,7 +166,7 @@ def test_rules_depend_on_the_pod_ranges_of_the_node_only_in_node_cidr_mode() -> 
     assert _masquerade(by_cluster, view=before) == _masquerade(by_cluster, view=after)
 
 
-def test_a_load_balancer_address_adds_a_rule_of_its_own_family_if_this_node_may_not_use_it() -> None:
+def test_a_load_balancer_address_that_refuses_this_node_causes_a_drop_rule_only_in_its_own_family() -> None:
     service = builders.service(
         cluster=["10.96.0.10", "fd00:10:96::10"],
         kind=ServiceType.LOAD_BALANCER,
@@ -182,7 +182,7 @@ def test_a_load_balancer_address_adds_a_rule_of_its_own_family_if_this_node_may_
     ]
 
 
-def test_this_host_cannot_connect_to_a_refused_address_from_any_source_if_the_address_has_a_route() -> None:
+def test_the_rule_for_a_refused_address_with_a_route_drops_packets_from_all_addresses_of_this_host() -> None:
     routed, bound = builders.frontend("2001:db8::10", 80), builders.frontend("2001:db8::11", 80)
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(), [bound, routed], routed=frozenset({routed}))
     assert set(reading.texts(skeleton, "filter", "KUBE-IPVS-OUT-FILTER")) == {

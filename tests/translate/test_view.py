@@ -133,7 +133,7 @@ def test_the_value_primary_means_the_address_that_the_node_object_has_in_each_fa
     }
 
 
-def test_primary_means_all_addresses_of_a_family_if_the_node_object_has_no_address_of_this_family() -> None:
+def test_the_value_primary_means_all_addresses_of_a_family_for_which_the_node_object_has_none() -> None:
     view = builders.node_view(INTERFACES, node_object=builders.node("2001:db8::5"), settings=Settings(node_port_primary=True))
     assert view.node_port_addresses[Family.IPV4] == builders.addresses("10.1.0.5", "10.2.0.5")
 
@@ -160,7 +160,7 @@ def test_zone_and_pod_ranges_come_from_the_node_object() -> None:
     assert view.pod_networks == builders.networks("10.244.3.0/24", "fd00:3::/64")
 
 
-def test_elsewhere_has_no_addresses_of_our_device_or_of_lo_and_no_ipv6_link_local_addresses() -> None:
+def test_the_field_elsewhere_omits_addresses_of_our_device_and_of_lo_and_ipv6_link_local_addresses() -> None:
     interfaces = {
         "eth0": ["10.1.0.5", "169.254.1.1", "fe80::1", "2001:db8::5"],
         "lo": ["127.0.0.1", "::1"],
@@ -184,7 +184,7 @@ def test_the_masquerade_mark_is_the_bit_that_the_operator_chose() -> None:
         ("192.168.0.10", ("fd00:10::10",), Family.IPV4),
     ],
 )
-def test_the_primary_family_is_that_of_a_specific_bind_address_or_of_the_first_node_address(
+def test_the_first_node_address_determines_the_primary_family_unless_the_bind_address_is_specific(
     bind_address: str | None, addresses: tuple[str, ...], expected: Family | None
 ) -> None:
     settings = Settings(bind_address=parse_address(bind_address) if bind_address else None)
@@ -255,7 +255,7 @@ def test_an_address_that_returns_has_a_full_grace_period_when_it_is_lost_again()
     assert back.after([], 25).next_s == 25 + GRACE_S
 
 
-def test_all_addresses_are_kept_after_a_failed_read() -> None:
+def test_the_grace_periods_of_lost_addresses_begin_again_after_a_failed_read() -> None:
     lost = Lingering().after([ONE], 10).after([], 20).postponed(20 + GRACE_S)
     assert not lost.is_due(20 + GRACE_S)
     assert (list(lost.addresses), lost.next_s) == ([ONE], 20 + 2 * GRACE_S)
@@ -270,7 +270,7 @@ def test_only_node_ports_and_health_checks_still_use_an_address_that_the_node_ha
 
 
 @pytest.mark.parametrize(("bind_address", "is_known"), [(None, False), ("0.0.0.0", False), ("192.0.2.1", True)])
-def test_the_primary_address_for_node_ports_is_known_without_a_node_if_a_bind_address_is_given(
+def test_the_primary_address_for_node_ports_needs_no_node_object_if_a_bind_address_is_given(
     bind_address: str | None, *, is_known: bool
 ) -> None:
     settings = Settings(node_port_primary=True, bind_address=parse_address(bind_address) if bind_address else None)

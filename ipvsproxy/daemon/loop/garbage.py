@@ -18,7 +18,8 @@ YOUNG_OBJECTS = 2_000
 Python's default is 700, but one change of a large Service creates several times as many objects.
 """
 ROUNDS_BETWEEN = 0
-"""The threshold of each older generation. It is collected after more than this many collections of the next younger generation.
+"""The threshold for the collection of an older generation of objects. An older generation is collected after more than this many
+collections of the next younger generation.
 
 The largest of these collections takes 6 ms, because it visits ``3 * YOUNG_OBJECTS`` objects. With Python's default, it takes 400
 ms.

@@ -88,7 +88,7 @@ def log_desired(name: ServiceName, state: ServiceState | None) -> None:
 
 
 def log_outcomes(outcomes: Iterable[Outcome]) -> None:
-    """Write operations on the kernel to the log.
+    """Log the operations on the kernel that these outcomes describe.
 
     Removals and changes of rules are logged at a lower verbosity, all other operations at a higher verbosity.
     """

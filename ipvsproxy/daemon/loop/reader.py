@@ -3,10 +3,11 @@
 Also defines the kernel interface that the event loop uses.
 
 Rule 1: everything is read at start-up, by the infrequent audits, and after an error or an unexpected outcome.
-Rule 2: between audits, the kernel is polled, because a poll costs less than an audit. Polls run after each notification. Other
-polls run only so often that they use a small share of a processor. Most polls read only the parts of the kernel that show most
-changes at little cost. Some polls read all virtual servers with their real servers. Polls of all virtual servers run at the
-drift-check interval, after a notification, and after a poll that has found drift, because another program is then writing. Rule
+Rule 2: between audits, the kernel is polled, because a poll costs less than an audit. A poll runs after each notification from
+the kernel about a change. Other polls run so rarely that they use only a small share of a processor. Most polls read only the
+parts of the kernel that show most changes at little cost. Some polls read all virtual servers with their real servers. Polls of
+all virtual servers run at the drift-check interval, after a notification, and after a poll that has found drift, because another
+program is then writing. Rule
 3: an audit or poll reads the kernel in several parts. Between two parts, the event loop may write to the kernel, so a change from
 the API waits for at most one part.
 """
@@ -48,7 +49,7 @@ The more processor time a reading takes, the later the next reading of the same 
 endpoints, a reading of everything takes 0.2 s on the test kernel, and any other reading takes 0.02 s.
 """
 REST_FACTOR = 4
-"""The pause after a reading, as a multiple of the processor time of the reading; at most ``POLL_INTERVAL_S``.
+"""After a reading, the reader pauses for this multiple of the reading's processor time, but for at most ``POLL_INTERVAL_S``.
 
 The pause also applies to readings after notifications. Without the pause, a program that changes the kernel all the time would
 make ipvsproxy use a whole processor.

@@ -310,7 +310,7 @@ class Metrics:
         families = (Families([_as_in_go(family)]) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
         # The metrics page is rendered in the event loop, where other waiting tasks can run after each step. If another thread
-        # rendered the page, the event loop would wait longer until Python switches to its thread.
+        # rendered the page, Python would switch back to the event loop's thread only after a longer wait.
         written = (text(one).removesuffix(OPENMETRICS_END) for one in families)
         first = await in_slices(_gathering(written), self._clock)
         traffic = self._traffic.render(openmetrics=is_open) if self._traffic else ()

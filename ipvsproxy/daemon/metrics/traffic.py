@@ -72,8 +72,8 @@ class Ledger:
     def booking(self, rows: Collection[CountedObject], ownerless: Container[Hashable] = ()) -> Iterator[None]:
         """Add the counters of all existing objects to the totals; yields so that other tasks can run.
 
-        The totals of labels that no object has any longer are forgotten. A total grows by the difference between the current and
-        the last counters of an object, or, after a counter reset, by the current counters.
+        A total is forgotten as soon as no object has its labels any longer. A total grows by the difference between the current
+        and the last counters of an object, or, after a counter reset, by the current counters.
 
         ``ownerless`` are existing objects without labels. Traffic that an object had before it got labels is not added to a
         total.

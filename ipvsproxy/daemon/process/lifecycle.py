@@ -93,7 +93,7 @@ class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
 def run(config: Config, main: Callable[[Signals], Coroutine[None, None, int]], end: Callable[[int], object] = os._exit) -> int:
     """Run ``main`` until it ends; returns the exit status. If the process cannot start, the reason is written to standard error.
 
-    ``end`` is called if the process has not stopped in time after a signal, and must end the process immediately.
+    ``end`` must end the process immediately. It is called if the process has not stopped in time after a signal.
     """
     set_up_log(config)
     signals = Signals(end)

@@ -368,7 +368,7 @@ async def _prepare(config: Config) -> int:
         desired = list(config.sysctls(host.kernel_version(), host.processor_count()))
         observation = await kernel.call(lambda node: node.observe((), (), [item.path for item in desired]))
         values = observation.sysctls or {}
-        # The tunnel devices stay down here, because only ``run`` brings them up, after it has written the rules.
+        # This command does not bring up the tunnel devices. Only ``run`` brings them up, after it has written the rules.
         shared = shared_tunnel(observation.interface_addresses or ())
         devices = [device_flags(family) for family in Family]
         desired = [one for one in desired if not (one.for_tunnels and (shared or one.path in devices))]

@@ -75,8 +75,8 @@ with _in_parts():
 __all__ = ["Configuration", "Credentials", "RESTClientObject", "SourceError"]
 
 PLUGIN_TIMEOUT_S = 15.0
-"""The longest time for which a plugin may run. This time is shorter than a command's wait for its first lists, so the last
-message of the command names a plugin that hangs."""
+"""The longest time for which a plugin may run. A command waits longer than this for its first lists. If a plugin hangs, the
+command can therefore name the plugin in its last message."""
 
 
 class PluginError(Exception):

@@ -169,7 +169,10 @@ class Manifests:
         return [f"{event.where}: {event.reason}" for event in self._rejected() if event.key is None]
 
     def listed(self) -> list[Event]:
-        """The events that end all lists. The lists also contain every identified object whose manifest was rejected."""
+        """The events that end all lists.
+
+        The lists also contain each object whose manifest was rejected, if its kind and name are known.
+        """
         rejected = {(event.kind, event.key) for event in self._rejected() if event.key}
         present = self._delivered.keys() | rejected
         return [Listed(kind, frozenset(key for one, key in present if one is kind)) for kind in ObjectKind]

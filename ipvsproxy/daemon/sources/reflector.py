@@ -56,8 +56,8 @@ LONGEST_SILENCE_S = 150.0
 A bookmark comes once a minute: two may be late or lost, but not three.
 """
 BROKEN_WATCH_SPREAD_S = 4.0
-"""The longest random delay, in seconds, that a broken watch adds to its first back-off, because a server may have broken the
-watches of all nodes."""
+"""The longest random delay, in seconds, that is added to the first back-off of a broken watch. The delay spreads the requests of
+all nodes if a server breaks all watches at once."""
 CONFIRMATION_SPREAD_S = 45.0
 """The time over which all nodes spread their requests for a second list if all nodes doubt the same list, in seconds."""
 
@@ -190,7 +190,7 @@ class Reflector:
     async def list_and_watch(self, deliver: Deliver) -> None:
         """Make one attempt: read a list if a list is needed, watch until the watch ends or fails, and pause.
 
-        Each batch of delivered events has one page of a list, or all lines of the watch that arrived together.
+        Each call of ``deliver`` gets the events from one part of a list, or from all watch lines that arrived together.
         """
         try:
             if self._must_list:

@@ -218,8 +218,8 @@ class Staleness:
 
 
 PATIENCE_S = 20.0
-"""The time in seconds without contact, before the first lists are complete, after which ``run`` logs the silence, and a command
-gives up."""
+"""The longest time in seconds to wait for contact with the API server while the first lists are incomplete. After this time,
+``run`` logs that the API server is silent, and a command gives up."""
 PROGRESS_S = 5.0
 """The pause between two lines about the progress of a command."""
 REPEAT_S = 300.0

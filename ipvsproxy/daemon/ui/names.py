@@ -21,7 +21,8 @@ from ipvsproxy.translate.api.targets import Targets
 
 WAIT_S = 1.0
 SHORTEST_S, RETRY_S = 1.0, 10.0
-"""The seconds before the pod names of a Service may be read again: after a successful reading, and after a failed reading."""
+"""The shortest pauses, in seconds, before the pod names of a Service are read again: after a successful reading, and after a
+failed reading."""
 BURST, REFILL_S = 16, 0.5
 """The rate limit of all readings: the number of readings that may begin at once, and the seconds before each further reading."""
 MOST_AT_ONCE, MOST = 8, 32

@@ -275,7 +275,7 @@ class EventLog:
         """Called when a sync has ended.
 
         ``endpoints`` are changes of endpoints by this sync, as ``endpoint_changes.describe`` returns them. ``more`` is the number
-        of further changed endpoints.
+        of changed endpoints that are not in ``endpoints``.
         """
         report, names = summary.report, summary.changes.services
         self.syncs.appendleft(_sync(summary, at_s))

@@ -1,9 +1,9 @@
 """The web page of the node: its files and its API, on the metrics server.
 
 Rule 1: no request changes anything. Only the path, the parameters and the header ``Host`` of a request are used.
-Rule 2: API requests are answered one after the other. The answer to a long request is made in steps, so that the event loop can
-handle changes between the steps. Rule 3: the page loads nothing from other sites, and no other site may read the page or show the
-page in a frame.
+Rule 2: API requests are answered one after the other. An answer that takes long to compute is made in steps, so that the event
+loop can handle changes between the steps. Rule 3: the page loads nothing from other sites, and no other site may read the page or
+show the page in a frame.
 """
 
 import asyncio
@@ -174,7 +174,7 @@ class Pages:
             return Answer(200, msgspec.json.encode(await describe(request.query)), {**HEADERS, "Content-Type": _JSON})
 
     def _services_to_name(self, part: str, query: Mapping[str, str]) -> Sequence[ServiceName]:
-        """The Services whose pods the answer to a request must name."""
+        """The Services for which the answer to a request must contain the names of the pods."""
         if part == "service":
             name = ServiceName(*query.get("name", "").partition("/")[::2])
             return [name] if name in self.sources.store.services else []
@@ -295,7 +295,7 @@ class Pages:
 
 
 def _without_names(events: Iterable[Mapping[str, Any]]) -> list[ServiceName]:
-    """Finds the endpoints in the events that have no pod name, and returns the Services of these endpoints."""
+    """Returns the Services of those endpoints whose pod name is missing in the events."""
     endpoints = (one for event in events for one in event["endpoints"])
     return [ServiceName(*one["service"].split("/", 1)) for one in endpoints if one["service"] and not one["target"]]
 

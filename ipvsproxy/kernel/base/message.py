@@ -176,8 +176,8 @@ class Attributes:
 
 
 Field = tuple[tuple[int, ...], str]
-"""An attribute that a ``Layout`` reads: the numbers of the nested attributes that lead to the attribute (outermost first), and
-the ``struct`` code of its value.
+"""An attribute that a ``Layout`` reads: its path and the ``struct`` code of its value. The path has the numbers of the enclosing
+attributes, outermost first, and ends with the number of the attribute itself.
 
 The code ``s`` means the whole payload with its padding, so the caller must cut a string at its NUL.
 """

@@ -45,9 +45,9 @@ DUMP_PAUSES_S: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """The pauses before the attempts at a dump, in seconds: one pause for each attempt. An attempt is repeated if the kernel's data
 changed during the attempt, or if an answer was lost.
 
-After IPv6 addresses were added, the kernel continues to change their data, for half a second if there are ten thousand addresses.
-If each attempt at a dump lost an answer, each later dump gets only one attempt until a dump succeeds. If each dump of 34 sets
-made all attempts, the waits would add up to half a minute.
+The kernel continues to change the data of IPv6 addresses after they were added. With ten thousand addresses, this takes half a
+second. If each attempt at a dump lost an answer, each later dump gets only one attempt until a dump succeeds. Without this rule,
+the attempts to dump 34 sets would wait for almost half a minute in total.
 """
 UNANSWERED = -1
 """The value in place of an error number if the kernel's answer was lost. It is then unknown whether the change is in force."""

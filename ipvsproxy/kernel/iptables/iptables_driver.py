@@ -94,7 +94,7 @@ class Program(NamedTuple):
         return self.version >= _RESTORE_VERSION
 
     def wait(self, since: tuple[int, ...]) -> tuple[str, ...]:
-        """The arguments that make the program wait for the lock of iptables; empty for versions lower than ``since``."""
+        """The arguments that make this program wait for the lock of iptables; none before version ``since``."""
         return ("-w", str(LOCK_WAIT_S)) if self.version >= since else ()
 
 

@@ -81,7 +81,7 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
 def rules(text: str, *, may_be_cut: bool = False) -> Iterator[tuple[ChainKey, str | None]]:
     """Parses the output of ``iptables-save``.
 
-    Yields the key of each chain with None, and for each rule, the key of its chain with the rule's text.
+    For each chain, yields the chain's key and None. For each rule, yields the key of the rule's chain and the rule's text.
 
     Raises:
         ValueError: the output is incomplete, although ``may_be_cut`` is false.

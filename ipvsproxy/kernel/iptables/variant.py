@@ -39,7 +39,7 @@ _INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "le
 
 
 class Evidence(NamedTuple):
-    """A variant in both families: a chain of ``HINTS`` (if any), the number of our rules, and of other rules."""
+    """What a variant has in both families: a chain of ``HINTS`` (if any), and the numbers of our rules and other rules."""
 
     hint: str = ""
     ours: int = 0

@@ -273,7 +273,7 @@ class IpvsDriver:
     def _send(self, messages: Sequence[bytes], numbers: Sequence[int], failed: dict[int, ipvs_operations.Failure]) -> None:
         """Send the messages, and record each failure in ``failed``.
 
-        ``numbers`` has, for each message, the number of its object.
+        ``numbers`` holds the number of each message's object, in the order of the messages.
         """
         for index, number in sorted(self._channel.run_all(messages).items()):
             failed.setdefault(numbers[index], ipvs_operations.Failure(number))

@@ -224,7 +224,7 @@ def _shape(key: VirtualServerKey) -> Shape:
 
 
 def _holes(key: VirtualServerKey) -> tuple[bytes, ...]:
-    """In a message, the values of the fields that identify the virtual server."""
+    """The values that identify a virtual server in a message, as bytes: the mark, or the protocol, address and port."""
     if type(key) is FirewallMark:
         return (_pack_u32(key.mark),)
     return _pack_u16(key.protocol), key.address, _pack_port(key.port)

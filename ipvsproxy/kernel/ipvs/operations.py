@@ -79,7 +79,7 @@ def _is_by_mark(item: object) -> bool:
 def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
     """The operations in the order in which they are sent.
 
-    For each operation, also the position of its first object among all objects of ``operations``.
+    Also returns, for each operation, the position of its first object among all objects of ``operations``.
 
     For a scheduler in ``PREPARED_SCHEDULERS``, the real servers of a new virtual server are added before the scheduler is set.
     """

@@ -61,8 +61,8 @@ _NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
 """The errors of a kernel that does not have this ``getsockopt`` interface, or that has a different version of the interface."""
 
 _WRITTEN: Final = -1
-"""This value stands for the hashes of a virtual server that the next ``read`` with ``whole`` must return, usually because this
-process has written the virtual server."""
+"""A value that is stored instead of a virtual server's hashes. It means that the next ``read`` with ``whole`` must return the
+virtual server, usually because this process has written the virtual server."""
 _BITS = 30
 _SHORT = (1 << _BITS) - 1
 """The mask for one hash of 30 bits. The hash of a virtual server's row and the hash of its real servers together fit into a
@@ -85,8 +85,8 @@ class FamilyReader(abc.ABC, Generic[Row]):
         self.adds_connections = False
         """Whether each reading with ``whole`` adds up the connections of all real servers."""
         self.connections_of_all: ConnectionCounts | None = None
-        """The sum of the connections of all real servers at the last reading with ``whole``. None means that this reading did not
-        add up connections."""
+        """The sum of the connections of all real servers, from the last call of ``read`` in which ``whole`` was true. None means
+        that this call did not add up connections."""
         self._added: list[int] | None = None
         """The active and the inactive connections that the reading in progress has added up so far."""
         self._clock = clock
@@ -174,7 +174,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
             elif not waits and self._added is not None:
                 self._real_servers(row)  # the result is not needed: this call only adds connections to the total
             if (number % CHECKED_EVERY == 0 and self._clock() >= ends_s) or number == len(rows):
-                self._known |= hashes  # the part is recorded only at its end, so that it is read again after an error
+                self._known |= hashes  # hashes are recorded only at the end of a part, so that a part with an error is read again
                 yield reading
                 self._note_written()
                 reading, hashes = {}, {}

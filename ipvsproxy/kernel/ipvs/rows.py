@@ -73,7 +73,7 @@ _COUNTERS_OF_SERVICE, _COUNTERS_OF_DESTINATION = (
 
 T = TypeVar("T")
 Part = tuple[bytes, int, int]
-"""A message of a dump, and the offsets at which its attributes start and end."""
+"""A message of a dump, followed by the offsets at which the attributes of the message start and end."""
 NetlinkName = tuple[int, int, bytes, bytes] | tuple[int, int]
 """The name of a virtual server: family, protocol, address and port; or family and mark."""
 NetlinkRow = tuple[NetlinkName, bytes, int, int, bytes]

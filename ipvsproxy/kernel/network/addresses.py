@@ -70,8 +70,8 @@ class AddressDriver:
 
     Only the thread that creates this object may use it.
 
-    The dummy device is never brought up. Its addresses are local to this host even while the device is down, but a device that
-    was up loses its IPv6 addresses when it goes down.
+    The dummy device is never brought up, because a device loses its IPv6 addresses when it goes down. The addresses of the device
+    are local to this host even while the device is down.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:

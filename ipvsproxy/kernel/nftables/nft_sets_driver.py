@@ -47,7 +47,7 @@ _NUMBER = struct.Struct("=I")
 class _Part(NamedTuple):
     """The messages for some entries of one set.
 
-    ``repairs`` says how many times messages for these entries have been replaced after the kernel refused them.
+    ``repairs`` is the number of times that refused messages for these entries have been replaced by other messages.
     """
 
     verb: Verb

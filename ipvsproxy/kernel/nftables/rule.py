@@ -17,8 +17,8 @@ The following differences from iptables do not matter to packets:
   combine two registers.
 
 The program ``nft`` can load these rules from its own output, so a saved ruleset with our table can be restored. ``nft`` rejects a
-look-up key that contains a constant, so rules derive constants from the packet's mark. ``nft`` also rejects a port from
-connection tracking, unless the rule has matched the protocol before.
+look-up key that contains a constant, so rules derive constants from the packet's mark. ``nft`` also rejects a rule that reads a
+port from connection tracking before the rule has matched the protocol.
 """
 
 import enum
@@ -91,7 +91,7 @@ _OFFSETS: Mapping[Family, Mapping[Side, int]] = {
 }
 """The offset of each address in the network header, in bytes."""
 _PORTS: Mapping[Side, int] = {Side.SOURCE: 0, Side.DESTINATION: 2}
-"""The offsets of the ports in the transport header, in bytes. The offsets are the same in all three protocols."""
+"""The offsets of the ports in the transport header, in bytes. The offsets are the same in TCP, UDP and SCTP."""
 _STATES: Mapping[ConnectionState, int] = {ConnectionState.ESTABLISHED: 2, ConnectionState.RELATED: 4, ConnectionState.NEW: 8}
 _TUNNELS: Mapping[Family, int] = {Family.IPV4: 4, Family.IPV6: 41}  # IPPROTO_IPIP, IPPROTO_IPV6
 _LOCAL = struct.pack("=I", 2)  # RTN_LOCAL
@@ -465,7 +465,7 @@ def _values(data: bytes, at: tuple[int, int], name: str, path: tuple[int, ...]) 
 def decision(name: str, values: Mapping[tuple[int, ...], bytes]) -> str:
     """The expression's verdict in the words of ``nft``, and the chain if the verdict has one.
 
-    Without a verdict: the expression's name.
+    If the expression has no verdict: the name of the expression.
     """
     if name != "immediate" or (2, nft.NFTA_DATA_VALUE) in values:
         return name

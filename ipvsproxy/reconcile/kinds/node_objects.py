@@ -55,7 +55,7 @@ class Sysctls(ReconciledKind[str, Sysctl, str]):
     def _observed(self, setting: Sysctl) -> Sequence[str | None]:
         """The observed value of a setting.
 
-        For a setting for tunnels, the observed values of all desired settings for tunnels follow.
+        If the setting is for tunnels, the result also has the observed values of all desired settings for tunnels.
         """
         desired, observed = self.objects.desired, self.objects.observed
         others = [path for path, one in desired.items() if one.for_tunnels] if setting.for_tunnels else []

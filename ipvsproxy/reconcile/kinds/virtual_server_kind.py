@@ -1,13 +1,15 @@
-"""The kind for virtual servers, each together with its real servers.
+"""Declares the kind of kernel object for virtual servers.
+
+Each object of this kind is one virtual server with all its real servers.
 
 Rule 1: a virtual server with source ranges is added only after the ranges are in the kernel.
 Rule 2: real servers are added only after the undesired entry that exempts their traffic from masquerading has been removed (see
 ``set_kinds.py``).
 Rule 3: a virtual server by firewall mark is added only when the kernel has the set entry that is its witness. A virtual server by
 firewall mark gets its real servers in a later plan, after the kernel has added the virtual server. If another program makes a
-virtual server by the same firewall mark in the meantime, ipvsproxy does not change that virtual server. While an undesired set
-entry gives a mark to packets, ipvsproxy does not change the virtual server of this mark, because the packets may be for another
-Service.
+virtual server by the same firewall mark in the meantime, ipvsproxy does not change that virtual server. As long as an undesired
+set entry marks packets, the marked packets may be for another Service. Until this entry is gone, ipvsproxy does not change the
+virtual server of the mark.
 """
 
 import errno
@@ -88,8 +90,9 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         self._now = now
         self._added: set[VirtualServerKey] = set()
         self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
-        """The keys are the virtual servers that the plan has changed. After the plan, they are compared with their desired state.
-        The value is a separate copy of the observed weights if the plan has changed single weights; otherwise None."""
+        """The keys are the virtual servers that the plan has changed. When all outcomes are recorded, these virtual servers are
+        compared with their desired state. The value is a separate copy of the observed weights if the plan has changed single
+        weights; otherwise None."""
         self.gone_with = 0
         """The number of real servers that this plan has removed together with their virtual server."""
 
@@ -262,8 +265,8 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
     def differences(self) -> Iterator[Difference]:
         """Yields the differences of virtual servers.
 
-        Each virtual server that differs has one difference. If the virtual server exists, each of its real servers that differs
-        has a difference too.
+        Each virtual server that differs has one difference. If the virtual server exists, one more difference is yielded for each
+        of its real servers that differs.
         """
         table = self.objects
         for key in (*table.pending, *table.surplus):
@@ -295,8 +298,8 @@ def _parting(
     if desired.protocol is not Protocol.TCP:
         return Verb.REMOVE
     if len(key) != len(desired.key.address) + PORT_SIZE:
-        # The real server has the other IP family, so a tunnel leads to it. An edit to weight 0 would also set masquerading, and
-        # the kernel would refuse the edit.
+        # The real server and the virtual server have different IP families, so packets reach the real server through a tunnel. An
+        # edit to weight 0 would also set masquerading, and the kernel would refuse the edit.
         return Verb.REMOVE
     over = may_remove(desired.key, key)
     if without_method(weight) != 0 or over is None:

@@ -58,8 +58,8 @@ _COMMENTS = (
 JUMPS = tuple(Jump("filter", source, target, comment) for target, sources, comment in _COMMENTS for source in sources)
 """The jumps that kube-proxy writes in iptables mode, except the jumps that ipvsproxy writes as well.
 
-The last chain, ``KUBE-PROXY-FIREWALL``, is also a chain of ipvsproxy. In iptables mode, a jump from ``OUTPUT`` leads connections
-of the host to this chain, which can refuse them.
+The target of the last three jumps, ``KUBE-PROXY-FIREWALL``, is also a chain of ipvsproxy. In iptables mode, a jump from
+``OUTPUT`` leads connections of the host to this chain, which can refuse them.
 """
 
 
@@ -120,7 +120,7 @@ def removal(observed: LeftRules, scope: LeftoverScope) -> Removal:
 
 
 class _Removed(NamedTuple):
-    """The number of removals in a row, each at most ``CALM_S`` after the removal before, and the time of the last removal."""
+    """A series of removals at one place, each at most ``CALM_S`` seconds after the previous one."""
 
     times: int
     last_s: float
@@ -146,7 +146,10 @@ class Returns:
         return last.last_s + PATIENCE_S if last is not None and last.times >= FREE_RETURNS else -math.inf
 
     def comes_back(self, place: Hashable, now: float) -> bool:
-        """Whether rules at a place were removed so often recently that a program must be writing them again."""
+        """Whether rules at this place were removed ``FREE_RETURNS`` times, the last time less than ``CALM_S`` ago.
+
+        A running program must then be writing them again.
+        """
         last = self._removed.get(place)
         return last is not None and last.times >= FREE_RETURNS and now - last.last_s <= CALM_S
 

@@ -94,7 +94,7 @@ def give_up(
     api_servers: Iterable[RealServerKey],
     allowed: Collection[Network],
 ) -> Cleanup:
-    """The removals of all objects because of which connections to the given API servers do not leave this node.
+    """The removals of all objects that keep connections to the given API servers on this node.
 
     The address of each API server is removed from ``kube-ipvs0`` and from the local routes. The virtual server at this address
     and the API server's port is removed, too, and so are the set entries of the virtual server. ``allowed`` addresses stay. If

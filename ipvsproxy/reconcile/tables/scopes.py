@@ -176,7 +176,7 @@ _OF_LOCAL_POLICY = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL})
 
 @dataclasses.dataclass(eq=False)
 class Scopes:
-    """Second scopes: their Services, and the firewall marks of their ports.
+    """Holds the Services that have second scopes, and the firewall marks of the ports of these Services.
 
     Also has the undesired virtual servers by firewall mark that still drain.
 
@@ -203,7 +203,8 @@ class Scopes:
         self._changed: dict[ServiceName, None] = {}
         """The Services whose ports may have begun or ceased to need a mark."""
         self._recalls = True
-        """Whether the next assignment of marks gives a Service port the mark of its existing entries in the kernel."""
+        """Whether the next assignment of marks gives each Service port the mark that the port's set entries in the kernel already
+        have."""
         self._closing: dict[FirewallMark, None] = {}
         """The virtual servers by firewall mark that no Service desires and that still drain."""
         self._refused: set[FirewallMark] = set()
@@ -211,7 +212,7 @@ class Scopes:
         mark."""
 
     def resolve(self, name: ServiceName, state: ServiceState | None) -> ServiceState | None:
-        """Extends a Service's state by the virtual servers with firewall marks, and by the set entries that mark packets.
+        """Adds the virtual servers with firewall marks, and the set entries that mark packets, to a Service's state.
 
         Virtual servers and entries are added for each of the Service's ports that has a mark.
         """
@@ -333,8 +334,8 @@ class Scopes:
 
         Yields so that other tasks can run.
 
-        A set that only scopes use stays desired while one of its entries is desired or observed. Marks are given and drains begin
-        only if ``may_close``, which the caller sets only when every Service has a desired state.
+        A set that only scopes use stays desired while one of its entries is desired or observed. Marks are given, and drains
+        begin, only if ``may_close`` is true. The caller sets ``may_close`` only when every Service has a desired state.
         """
         table = self.virtual_servers
         self._refused = {key for key in self._refused if self.is_witnessed(key)}
@@ -379,7 +380,7 @@ class Scopes:
 
 
 def _ports(state: ServiceState) -> Mapping[MarkedPort, list[ClusterScope]]:
-    """Maps each port of the Service that has second scopes to these scopes in both families."""
+    """The scopes of the Service, grouped by ``MarkedPort``. Each list has the scopes of a port in both IP families."""
     ports: dict[MarkedPort, list[ClusterScope]] = {}
     for scope in state.rare.scopes:
         ports.setdefault(_port(state, scope), []).append(scope)

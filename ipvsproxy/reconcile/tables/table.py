@@ -81,8 +81,8 @@ class Table(Generic[K, V, W]):
     ) -> None:
         """``differs`` compares a desired value with an observed value. Keys for which ``is_protected`` is true are never removed.
 
-        While the table has pending or surplus keys, the table itself is a key of the mapping ``unequal``. ``rank`` returns the
-        rank of an owner from the value that the owner desires; no two owners have the same rank.
+        While the table has pending or surplus keys, the table itself is a key of the mapping ``unequal``. ``rank`` maps a desired
+        value to the rank of its owner; no two owners have the same rank.
         """
         self._rank: Callable[[V], Any] = rank or owner_of
         self._owner_of = owner_of

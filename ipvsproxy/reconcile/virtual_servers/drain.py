@@ -62,7 +62,7 @@ class Drains:
 
     @property
     def waiting(self) -> int:
-        """The number of drains without connections that wait until the kernel's list of removed real servers has room."""
+        """The number of drains that have no connections, and wait until the kernel's list of removed real servers has room."""
         return len(self._waiting)
 
     @property

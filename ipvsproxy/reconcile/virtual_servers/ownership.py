@@ -7,13 +7,13 @@ local route, is also removed after the virtual server (see the stages in ``kinds
 virtual server of an earlier process has such an entry, address or route. This object is called the witness of the virtual server.
 
 The set entry of a node port names no address, so the entry is a witness only on addresses where node ports are served. On any
-other address, a virtual server with the node port's number may belong to keepalived. It does not matter whether this host has the
-address now. The virtual server may also belong to ipvsproxy, if an earlier process served node ports on other addresses, or on an
-address that the host has lost. If such a virtual server belongs to ipvsproxy, a second virtual server with the same settings and
-real servers exists and has a witness. The second virtual server is on the same port of an address where node ports are served, or
-on the Service's cluster IP. Virtual servers of ipvsproxy and of another program can have the same real servers only if these real
-servers have addresses of hosts. If a virtual server has a real server on an address of this host, a second virtual server
-therefore proves nothing.
+other address, a virtual server with the node port's number may belong to keepalived. This applies whether or not this host has
+the address now. The virtual server may also belong to ipvsproxy, if an earlier process served node ports on other addresses, or
+on an address that the host has lost. If such a virtual server belongs to ipvsproxy, a second virtual server with the same
+settings and real servers exists and has a witness. The second virtual server is on the same port of an address where node ports
+are served, or on the Service's cluster IP. Virtual servers of ipvsproxy and of another program can have the same real servers
+only if these real servers have addresses of hosts. Therefore, a second virtual server proves nothing about a virtual server that
+has a real server on an address of this host.
 
 A virtual server that is identified by a firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains this mark.
 

@@ -64,7 +64,7 @@ def translating(
 class Translation:
     """Builds the desired state of a Service, one IP family after the other.
 
-    Call ``adding``, then read the result from ``state``.
+    The caller runs the generator ``adding`` to its end, and then calls ``state`` for the result.
     """
 
     def __init__(self, service: Service, view: NodeView, settings: Settings, *, remembered: bool = False) -> None:
@@ -261,7 +261,7 @@ class Translation:
     def _add_direct_return(
         self, port: ServicePort, endpoints: Endpoints, external: Weights, by_key: Mapping[bytes, int] | None
     ) -> None:
-        """Add two scopes to external addresses: for clients outside the cluster, and for packets from a tunnel.
+        """Add two scopes for the external addresses: one for clients outside the cluster, and one for packets from a tunnel.
 
         The inner packet of a tunnel keeps the address that the client has chosen, and the address must be local on the other
         node. The address of a node port is not local on any other node, so node ports have no direct return. The weight of a real

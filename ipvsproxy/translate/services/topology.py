@@ -149,8 +149,8 @@ def tunnel_route(endpoints: Endpoints, node: str) -> EvenWeights:
     """The real servers for packets that another node has sent to this node by tunnel.
 
     If no endpoint may be used, the result has the endpoints of this node that have just started or are no longer ready. The other
-    node may use such an endpoint, because it may learn earlier that an endpoint is ready, or later that an endpoint is no longer
-    ready.
+    node may use such an endpoint, because it may learn earlier than this node that the endpoint is ready. It may also learn later
+    than this node that the endpoint is no longer ready.
     """
     starting = [key for key, one in endpoints.items() if one.node_name == node and not one.terminating]
     return local_route(endpoints, node).weights or in_order(starting, node)

@@ -48,7 +48,9 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         return _settings(self.scheduler, self.flags, affinity_timeout_s, self.chosen.prefix_lengths[family is Family.IPV6])
 
     def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int, *, by_hash: bool = False) -> VirtualServerSettings:
-        """The settings of the Service's virtual servers by firewall mark, which belong to second scopes or to direct return.
+        """The settings of the Service's virtual servers by firewall mark.
+
+        Such a virtual server serves a second scope (see ``docs/scopes.md``) or direct return.
 
         With ``by_hash``, the scheduler is a hash scheduler, unless the Service has chosen a scheduler. Instead of session
         affinity, a virtual server by firewall mark gets a scheduler that chooses by the client's address. With session affinity,
@@ -104,7 +106,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
 
 
 def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tuple[Skipped, ...]]:
-    """Returns the treatment of a Service, the Service as its annotations change it, and the unused annotations."""
+    """Returns how a Service is treated, the Service as its annotations change it, and the annotations without effect."""
     options = service.options
     skipped: list[Skipped] = []
     chosen = _allowed(options.annotations, settings, skipped)

@@ -195,7 +195,7 @@ HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosnif
 UPDATES = {Family.IPV6: UPDATED_S - 1, Family.IPV4: UPDATED_S}
 
 
-def test_the_last_update_in_the_health_answer_of_a_node_without_faults_is_the_current_time() -> None:
+def test_the_health_answer_gives_the_current_time_as_last_update_if_the_node_has_no_faults() -> None:
     assert paths.healthz(summaries.status(NOW_S, UPDATES))[:3] == (
         200,
         (

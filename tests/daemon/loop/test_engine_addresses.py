@@ -101,7 +101,7 @@ async def test_unknown_local_pods_of_a_family_are_logged_only_once_even_if_addre
     assert [(line["field"], line["families"]) for line in lines] == [("clusterCIDR", [Family.IPV6.label])]
 
 
-async def test_missing_pod_ranges_of_the_node_are_logged_again_after_they_were_present(
+async def test_a_missing_pod_range_of_the_node_is_logged_again_if_it_was_present_in_the_meantime(
     logs: list[EventDict],
 ) -> None:
     one_range, both = (builders.node(pod_networks=ranges) for ranges in (["10.244.1.0/24"], ["10.244.1.0/24", "fd00:1::/64"]))

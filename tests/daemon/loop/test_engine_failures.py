@@ -59,7 +59,7 @@ async def test_a_failed_read_of_the_kernel_removes_nothing_and_is_repeated_after
         assert_from_scratch(node)
 
 
-async def test_drift_is_repaired_within_seconds_although_polls_are_rarer_while_a_part_is_unreadable() -> None:
+async def test_drift_is_repaired_within_seconds_even_while_an_unreadable_part_makes_polls_rarer() -> None:
     async with MemoryNode(audit_interval_s=10_000).serving(WEB, SLICE) as node:
         node.kernel.unreadable = {"skeletons"}
         await node.quiet(500)

@@ -25,7 +25,7 @@ def as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_objects_that_survive_a_full_garbage_collection_are_skipped_for_a_day() -> None:
+def test_objects_that_survive_a_full_garbage_collection_are_left_out_of_collections_for_a_day() -> None:
     now_s = 0.0
     with garbage.in_short_rounds(lambda: now_s) as thaw_if_due:
         knot = Knot()
@@ -43,7 +43,7 @@ def test_objects_that_survive_a_full_garbage_collection_are_skipped_for_a_day() 
         assert gc.get_freeze_count() > 0
 
 
-def test_garbage_collections_are_short_after_a_thaw() -> None:
+def test_garbage_collections_are_short_after_frozen_objects_have_been_thawed() -> None:
     now_s = 0.0
     walked: list[int] = []
     kept = [[number] for number in range(40 * garbage.YOUNG_OBJECTS)]

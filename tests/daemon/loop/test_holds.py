@@ -21,8 +21,8 @@ ADDRESSES = 1000
 STEP_S = 1e-6
 """The time in seconds by which each step of Python advances the clock of the event loop."""
 LONGEST = 150 * ADDRESSES
-"""The largest number of Python steps for which a Service may occupy the event loop without a pause. The program may loop over all
-addresses a few times within this number of steps. With 40,000 addresses, these loops take a fifth of a second."""
+"""The largest number of Python steps for which a Service may occupy the event loop without a pause. This number of steps suffices
+for a few loops over all addresses. With 40,000 addresses, these loops take a fifth of a second."""
 POD, OTHER_POD = "10.244.1.1", "10.244.1.2"
 
 

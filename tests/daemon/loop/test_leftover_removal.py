@@ -136,7 +136,7 @@ async def test_each_audit_reads_the_tables_if_the_kernel_has_no_change_counters(
 
 
 @pytest.mark.parametrize("call", ["read", "remove"])
-async def test_a_failed_removal_is_retried_after_growing_pauses_and_logs_nothing_more_until_it_succeeds(call: str) -> None:
+async def test_a_failed_removal_is_retried_after_growing_pauses_but_logged_only_once(call: str) -> None:
     async with scene(used=LEFT, used_v6=LEFT) as node:
         node.tables.failing = {(call, USED)}
         await node.sync()

@@ -30,7 +30,7 @@ def assert_not_served(node: MemoryNode) -> None:
     assert KEY.address not in node.kernel.addresses
 
 
-async def test_an_external_ip_that_equals_an_api_servers_address_is_refused_and_logged_once(
+async def test_an_external_ip_is_refused_and_logged_once_if_it_is_the_address_of_an_api_server(
     logs: list[EventDict],
 ) -> None:
     servers = builders.endpoint_slice(builders.endpoint(API_SERVER), service="kubernetes")
@@ -51,7 +51,7 @@ async def test_an_external_ip_that_equals_an_api_servers_address_is_refused_and_
         ]
 
 
-async def test_an_external_address_is_no_longer_served_when_it_becomes_known_as_an_api_server() -> None:
+async def test_an_external_address_is_no_longer_served_after_an_api_server_was_found_at_this_address() -> None:
     async with MemoryNode().serving(KUBERNETES, HIJACKER) as node:
         assert KEY.address in node.kernel.addresses
         node.deliver([ApiServersFound(frozenset({builders.backend(API_SERVER, 6443)}))])

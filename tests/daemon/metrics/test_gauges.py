@@ -166,7 +166,7 @@ def test_metrics_show_the_numbers_of_draining_and_waiting_real_servers_and_the_a
     assert figures.read()["ipvsproxy_waiting_removals"] == {(): 0}
 
 
-def test_metrics_show_the_number_and_the_age_of_changes_that_no_sync_has_taken() -> None:
+def test_metrics_show_the_number_and_the_age_of_changes_that_wait_for_a_sync() -> None:
     figures = Figures()
     web = builders.service()
     figures.store.deliver([Put(ObjectKind.SERVICE, web.name, web)], now=100)
@@ -179,7 +179,7 @@ def test_metrics_show_the_number_and_the_age_of_changes_that_no_sync_has_taken()
     assert figures.read()["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 0}
 
 
-def test_metrics_show_the_state_the_last_contact_and_the_restarts_of_each_watch() -> None:
+def test_metrics_show_the_status_of_each_watch() -> None:
     figures = Figures()
     figures.watches = {
         ObjectKind.SERVICE: WatchStatus(connected=True, contact_s=90.0, restarts=Counter({Trouble.EXPIRED: 2})),

@@ -88,7 +88,7 @@ async def test_the_last_sync_time_of_a_family_is_set_only_by_a_complete_sync_of_
     assert (await _rows(metrics))[f'{SYNC}_last_queued_timestamp_seconds{{ip_family="IPv4"}}'] == WALL_S + 1
 
 
-async def test_changes_of_each_object_kind_and_programming_latencies_of_each_family_are_counted() -> None:
+async def test_changes_are_counted_by_object_kind_and_programming_latencies_by_ip_family() -> None:
     metrics = _metrics()
     counts = {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 3, ObjectKind.NODE: 1}
     metrics.synced(summary(Changes(counts=counts, triggers=((Family.IPV6, WALL_S - 0.4), (Family.IPV6, WALL_S + 5)))))
@@ -159,7 +159,7 @@ async def test_operations_are_counted_by_verb_and_kind_and_outcome() -> None:
     assert rows["ipvsproxy_surprises_total"] == 2
 
 
-async def test_each_sync_records_the_duration_of_its_phases_but_a_waiting_time_only_if_it_has_changes() -> None:
+async def test_a_sync_records_a_waiting_time_only_if_it_has_changes() -> None:
     metrics = _metrics()
     metrics.synced(summary(states=[state()], waited_s=0.9, applied_s=0.05))
     metrics.synced(summary())

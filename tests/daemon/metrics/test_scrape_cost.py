@@ -60,7 +60,7 @@ async def test_the_number_of_steps_of_a_scrape_grows_in_proportion_to_the_number
 ) -> None:
     """From ``FEW`` to ``MANY`` Services, the second half of the added Services costs about as many steps as the first half.
 
-    The steps of a scrape with ``FEW`` Services do not count.
+    The steps of the first ``FEW`` Services are left out of this comparison.
     """
     await scrape(1, monkeypatch)  # this scrape imports modules, so that no later scrape imports them
     few, half, whole = [(await scrape(services, monkeypatch)).all for services in (FEW, (FEW + MANY) // 2, MANY)]

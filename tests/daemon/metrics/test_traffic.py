@@ -301,7 +301,7 @@ async def test_endpoints_are_not_counted_twice_if_their_virtual_server_was_absen
         assert samples[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 4
 
 
-async def test_the_traffic_of_a_virtual_server_is_counted_once_although_it_is_undesired_for_a_while() -> None:
+async def test_traffic_is_counted_once_even_if_its_virtual_server_is_undesired_for_a_while() -> None:
     """An undesired virtual server may stay in the kernel.
 
     It stays, for example, if its address is in an excluded range, or while its owner changes.
@@ -356,7 +356,7 @@ def test_other_tasks_run_while_the_traffic_of_many_objects_is_counted() -> None:
 
 
 @hypothesis.given(st.lists(st.dictionaries(st.integers(0, 4), st.integers(0, 3)), max_size=8))
-def test_a_total_sums_new_counts_until_the_last_object_with_its_labels_is_gone(
+def test_the_total_for_labels_sums_new_counts_until_the_last_object_with_these_labels_is_gone(
     rounds: list[dict[int, int]],
 ) -> None:
     """The objects form pairs: two objects with the same labels share a series.

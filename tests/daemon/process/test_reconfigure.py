@@ -23,7 +23,7 @@ SLICES = tuple(builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), 
 
 
 def choices(node: MemoryNode, settings: dict[str, Any] | None = None, **translation: Any) -> Choices:
-    """The ``Choices`` of a node, with new values for the given settings of the loop (``settings``) and of translation."""
+    """The ``Choices`` of a node, with new values for the loop (``settings``) and for the translation."""
     changed = dataclasses.replace(node.engine.choices.settings, **settings or {})
     return Choices(changed, dataclasses.replace(node.settings, **translation), Policy())
 

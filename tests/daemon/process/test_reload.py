@@ -211,7 +211,7 @@ async def test_the_previous_configuration_stays_applied_if_a_new_configuration_c
 
 
 @pytest.mark.parametrize("how", ["asked", "changed"])
-async def test_a_failed_configuration_is_retried_without_a_pause_after_a_signal_or_a_change_of_the_file(
+async def test_a_failed_configuration_is_retried_at_once_after_a_signal_or_a_change_of_the_file(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, logs: Logs, how: str
 ) -> None:
     monkeypatch.setattr(reload, "FIRST_RETRY_S", 1000.0)

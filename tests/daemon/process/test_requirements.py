@@ -84,7 +84,7 @@ async def test_the_start_continues_with_a_warning_if_another_program_holds_the_l
 
 @pytest.mark.usefixtures("host_with_everything")
 @pytest.mark.parametrize(("left_behind", "warnings"), [(None, 0), (Variant.LEGACY, 1)])
-async def test_the_program_uses_and_logs_the_chosen_iptables_variant_and_logs_rules_in_the_other(
+async def test_the_program_uses_the_chosen_iptables_variant_and_warns_of_rules_in_the_other_variant(
     monkeypatch: pytest.MonkeyPatch, left_behind: Variant | None, warnings: int
 ) -> None:
     made: list[object] = []
@@ -166,7 +166,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_init_only_reports_a_failure_if_a_signal_stops_it_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_init_only_reports_a_failure_if_a_signal_stops_it_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.asynccontextmanager
     async def hang(_chosen: object) -> AsyncIterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)

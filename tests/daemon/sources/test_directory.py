@@ -138,7 +138,7 @@ async def test_the_new_files_are_read_if_the_link_of_a_config_map_volume_is_swap
         assert "10.0.0.2" in str(event.object)
 
 
-async def test_objects_stay_after_their_directory_is_moved_away_until_a_new_directory_is_read(tmp_path: pathlib.Path) -> None:
+async def test_objects_of_a_directory_that_was_moved_away_stay_until_a_new_directory_is_read(tmp_path: pathlib.Path) -> None:
     place = tmp_path / "manifests"
     place.mkdir()
     (place / "a.yaml").write_text(manifest("a"))
@@ -170,7 +170,7 @@ async def test_an_absent_directory_does_not_count_as_a_complete_list(tmp_path: p
     assert source.describe() == f"directory {place}"
 
 
-async def test_objects_of_a_file_stay_while_reading_the_file_fails_and_is_retried(
+async def test_objects_of_an_unreadable_file_stay_while_the_source_tries_to_read_the_file_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file changes only once, so the source must read the file again without a second notification."""

@@ -242,7 +242,9 @@ def test_the_alphabetically_first_of_two_files_with_the_same_object_is_used_unti
 
 
 @pytest.mark.parametrize("allotted", ["a", "z"])
-def test_the_only_file_with_a_cluster_ip_is_used_if_two_files_define_the_same_service(world: World, allotted: str) -> None:
+def test_a_manifest_with_a_cluster_ip_is_used_even_if_another_manifest_of_the_service_has_none(
+    world: World, allotted: str
+) -> None:
     """For example, one file belongs to an add-on, and the other file has the Service as a copy from the API server."""
     bare = service("web")
     del bare["spec"]["clusterIP"]
@@ -265,7 +267,7 @@ def test_the_first_document_of_a_file_is_used_if_two_documents_define_the_same_o
 # The first delivery
 
 
-def test_the_first_delivery_ends_with_a_list_of_each_kind_that_includes_rejected_objects(world: World) -> None:
+def test_the_lists_at_the_end_of_the_first_delivery_include_rejected_objects(world: World) -> None:
     world.write(all=text(service("web"), service("odd") | {"spec": "none"}))
     assert world.manifests.unknown() == []
     assert world.manifests.listed() == [

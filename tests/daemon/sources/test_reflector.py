@@ -199,7 +199,7 @@ async def test_status_410_in_a_watch_causes_an_immediate_list_that_is_not_older_
     assert "limit" not in world.lists[1], "with a limit it would be exactly this version"
 
 
-async def test_the_first_list_accepts_any_resource_version_even_after_a_failed_request() -> None:
+async def test_the_first_list_request_still_accepts_any_resource_version_when_it_is_repeated() -> None:
     world = await run_script(ApiError(Trouble.UNREACHABLE, "no route"), page(), [400.0])
     assert versions(world) == ["0", "0"]
 
@@ -225,7 +225,7 @@ async def test_the_next_request_names_the_resource_version_of_a_list_even_if_the
     assert versions(world) == [*asked, "200"]
 
 
-async def test_the_latest_state_is_requested_again_if_its_list_from_a_restored_server_breaks_off() -> None:
+async def test_the_latest_state_is_requested_again_if_the_list_of_a_restored_server_was_incomplete() -> None:
     behind = ApiError.of_status(504, "Too large resource version: 100, current: 42")
     world = await run_script(page(version=100), [GONE_LINE], behind, long_page(42)[:-500], page(version=43), [])
     assert versions(world) == ["0", "100", "latest", "latest"]
@@ -264,7 +264,7 @@ async def test_a_long_list_without_pages_is_delivered_in_parts() -> None:
 # List again
 
 
-async def test_the_pauses_before_new_lists_grow_if_status_410_gone_repeats() -> None:
+async def test_the_pauses_between_lists_grow_if_every_watch_ends_with_status_410_gone() -> None:
     world = await run_script(page(), GONE, page(), GONE, page(), GONE, page(), GONE, page(), GONE)
     assert len(world.sleeps) == 4
     assert world.sleeps == sorted(world.sleeps)
@@ -275,7 +275,7 @@ async def test_a_second_410_causes_an_immediate_list_if_the_last_watch_was_open_
     assert world.sleeps == []
 
 
-async def test_lines_before_a_malformed_watch_line_are_used_and_a_new_list_is_requested_after_a_pause() -> None:
+async def test_a_malformed_watch_line_causes_a_new_list_after_a_pause_but_earlier_lines_are_used() -> None:
     world = await run_script(page(), [ADDED + b'{"type": "ADD\n' + line("ADDED", service("b", 106))], page())
     assert names(world.delivered) == ["Put a"]
     assert len(world.lists) == 2

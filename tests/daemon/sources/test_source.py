@@ -78,7 +78,7 @@ def test_a_stale_watch_is_logged_once_and_its_recovery_is_logged_once() -> None:
 
 
 @pytest.mark.parametrize(("turns_away", "codes"), [(False, (200, 200)), (True, (503, 200))])
-def test_a_stale_watch_never_fails_livez_and_fails_healthz_only_if_configured(
+def test_a_stale_watch_fails_healthz_if_a_setting_says_so_but_never_fails_livez(
     *, turns_away: bool, codes: tuple[int, int]
 ) -> None:
     scene = Scene(turns_away=turns_away)
@@ -151,7 +151,7 @@ async def test_standard_error_names_the_list_while_a_command_waits_for_it(capsys
 
 
 @virtual_time.in_virtual_time
-async def test_a_serving_process_never_stops_waiting_for_the_first_lists_and_logs_the_wait_repeatedly() -> None:
+async def test_the_daemon_waits_for_the_first_lists_without_a_time_limit_and_logs_the_wait_repeatedly() -> None:
     store = without_services()
     healed = 0
 

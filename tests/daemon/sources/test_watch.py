@@ -112,7 +112,7 @@ async def test_the_source_delivers_the_resolved_addresses_of_the_api_server_only
     assert sum(isinstance(event, ApiServersFound) for event in events) == 1
 
 
-async def test_the_address_of_an_open_connection_is_delivered_if_name_resolution_finds_none(
+async def test_the_address_of_an_open_connection_is_delivered_if_name_resolution_yields_no_address(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_addresses(_: object) -> tuple[()]:
@@ -256,7 +256,7 @@ async def test_a_silent_watch_stream_is_abandoned_and_opened_again(tmp_path: pat
         await running.sink.until(running.sink.has("web"))
 
 
-async def test_no_request_is_sent_to_a_throttling_server_before_its_requested_pause_is_over(setup: Setup) -> None:
+async def test_no_request_is_sent_before_the_end_of_the_pause_that_a_throttling_server_requests(setup: Setup) -> None:
     setup.server.refuse(Refusal(429, resource=SERVICES, retry_after="17"))
     setup.server.cut_watches(SERVICES)
     setup.server.put(SERVICES, service("dns"))

@@ -73,7 +73,7 @@ async def test_without_viewers_the_cost_of_the_page_is_independent_of_the_number
 
 
 @in_virtual_time
-async def test_the_page_yields_to_other_tasks_while_it_refreshes_sorts_or_searches_its_table() -> None:
+async def test_the_page_yields_to_other_tasks_while_it_refreshes_or_sorts_or_searches_its_table() -> None:
     node = _node(MANY)
     async with node.reading():
         await node.quiet(1)

@@ -122,7 +122,7 @@ def test_viewers_beyond_the_limit_are_refused_until_another_viewer_has_left() ->
     assert viewers.admit("late", VIEWER_S)
 
 
-def test_the_page_counts_as_a_page_without_viewers_some_time_after_the_last_request() -> None:
+def test_the_page_counts_as_viewed_only_for_some_time_after_the_last_request() -> None:
     viewers = Viewers()
     assert not viewers.have_looked(0)
     viewers.admit("", 5)

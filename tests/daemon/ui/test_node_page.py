@@ -104,7 +104,7 @@ def test_an_error_text_that_contains_its_operation_is_shown_unchanged() -> None:
     assert _texts(log) == [("sync", "1 operation failed; 1 object waits"), ("failure", "add address 10.96.0.10: no room")]
 
 
-def test_requests_return_each_change_of_a_state_as_an_event_newest_first() -> None:
+def test_the_log_returns_one_event_for_each_change_of_a_state_with_the_newest_event_first() -> None:
     log = EventLog()
     for state in "aabcd":
         log.note("health", "x", state, AT_S)

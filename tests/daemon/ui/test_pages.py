@@ -65,7 +65,10 @@ async def _refusal(node: PageNode, what: str, **query: str) -> tuple[int, str]:
 
 
 async def _watch(node: PageNode, what: str, **query: str) -> dict[str, Any]:
-    """Requests the same data four times, and returns the last answer. The counters are read between two requests."""
+    """Requests the same data four times, and returns the last answer.
+
+    Between every two requests, the node reads the traffic counters of IPVS.
+    """
     for _ in range(3):
         await node.ask(what, **query)
         await node.quiet(SAMPLE_S)
@@ -123,7 +126,7 @@ async def test_the_node_page_shows_that_the_first_lists_are_not_complete_yet() -
 
 
 @in_virtual_time
-async def test_the_page_shows_a_watch_that_is_not_connected_and_an_event_about_it() -> None:
+async def test_the_page_and_its_events_show_that_a_watch_is_not_connected() -> None:
     async with _serving() as node:
         await node.ask("node")
         node.watches[ObjectKind.SERVICE].connected = False
@@ -199,7 +202,7 @@ PODS = {
 
 
 @in_virtual_time
-async def test_an_event_contains_pod_names_even_of_deleted_endpoints_while_the_page_has_a_viewer() -> None:
+async def test_events_name_the_pods_of_added_and_deleted_endpoints_while_the_page_has_a_viewer() -> None:
     async with _serving(*WEB[:2], builders.endpoint_slice(ENDPOINTS[0], ENDPOINTS[2])) as node:
         node.targets.update(PODS)
         assert (await _last_text(node)).startswith(
@@ -234,7 +237,7 @@ async def test_the_view_of_a_service_shows_pod_names_and_reads_them_again_only_a
 
 
 @in_virtual_time
-async def test_the_page_shows_addresses_and_rarely_requests_pod_names_while_they_cannot_be_read() -> None:
+async def test_the_page_shows_addresses_and_requests_pod_names_rarely_if_pod_names_cannot_be_read() -> None:
     async with _serving() as node:
         node.names_error = ApiError(Trouble.UNREACHABLE, "no route")
         for _ in range(19):
@@ -295,7 +298,7 @@ async def test_a_search_for_services_with_problems_finds_a_service_only_while_it
 
 
 @in_virtual_time
-async def test_the_page_shows_rates_and_an_answer_with_since_has_only_later_points() -> None:
+async def test_the_answer_for_the_node_has_rates_and_only_the_history_points_after_since() -> None:
     async with _serving() as node:
         node.traffic.per_second[CLUSTER] = 100.0
         for _ in range(12):
@@ -498,7 +501,7 @@ async def test_an_answer_with_many_endpoints_is_reused_for_a_while(monkeypatch: 
 
 
 @in_virtual_time
-async def test_the_pages_remember_a_limited_number_of_opened_services_and_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_numbers_of_remembered_services_and_answers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "SHORTEST_KEPT_S", 0)
     services = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(counters.OPENED + 3)]
     async with _serving(builders.node(), *services) as node:

@@ -59,7 +59,7 @@ def test_messages_without_an_error_count_as_unanswered_if_the_last_message_is_no
     assert len(opened) == 2
 
 
-def test_messages_without_an_error_are_unanswered_after_an_overrun_even_if_the_last_is_acknowledged() -> None:
+def test_an_overrun_makes_messages_without_an_error_unanswered_even_if_the_last_one_is_acknowledged() -> None:
     def answer(numbers: list[int]) -> list[Answer]:
         return [error(numbers[0], errno.EEXIST), OVERRUN, error(numbers[1], errno.EPERM), error(numbers[-1])]
 
@@ -110,7 +110,7 @@ def test_answers_to_earlier_requests_are_ignored() -> None:
     assert tested.run([message(0)] * 2) == {}
 
 
-def test_all_messages_get_the_error_of_the_refused_message_at_which_the_kernel_stops() -> None:
+def test_all_messages_get_the_same_error_if_the_kernel_stops_at_a_refused_message() -> None:
     tested, opened = channel(lambda numbers: [error(numbers[0], errno.EBUSY)])
     assert tested.run([message(0)] * 3, errno.EBUSY) == dict.fromkeys(range(3), errno.EBUSY)
     assert not opened[0].closed
@@ -184,7 +184,7 @@ def test_a_dump_that_is_interrupted_at_each_attempt_is_an_error() -> None:
     assert (0.0, *pauses_s) == netlink.DUMP_PAUSES_S
 
 
-def test_later_dumps_get_one_attempt_after_a_dump_lost_its_answers_until_the_kernel_answers() -> None:
+def test_a_dump_is_tried_only_once_if_the_dump_before_it_lost_its_answers() -> None:
     loses, number = True, 0
     tested, opened = channel(lambda numbers: [OVERRUN if loses else done(numbers[0], number)])
 
@@ -265,7 +265,7 @@ def test_the_error_for_an_unknown_netlink_family_contains_the_name_of_its_kernel
         netlink.resolve_family(tested, "IPVS", "ip_vs")
 
 
-def test_a_real_socket_does_not_block_and_receives_the_answer_at_once() -> None:
+def test_a_real_netlink_socket_receives_an_answer_without_blocking() -> None:
     with netlink.open_socket(0) as opened:
         assert not opened.getblocking()
         opened.send(struct.pack("=IHHIIB15x", 32, 18, netlink.REQUEST | netlink.DUMP, 5, 0, 0))  # RTM_GETLINK

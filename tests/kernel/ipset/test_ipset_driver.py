@@ -152,7 +152,7 @@ def test_operations_on_several_sets_keep_their_order(driver: ipset.IpsetDriver) 
     assert driver.observe(IP_SETS) == {CLUSTER_IP.name: ("hash:ip,port", Family.IPV4, 65536, {there})}
 
 
-def test_all_entries_fail_and_none_is_sent_again_if_the_answer_of_the_kernel_is_lost() -> None:
+def test_all_entries_fail_without_a_second_attempt_if_the_answer_of_the_kernel_is_lost() -> None:
     sockets: list[fake_netlink.FakeSocket] = []
 
     def connect(_protocol: int) -> fake_netlink.FakeSocket:

@@ -79,7 +79,7 @@ def new_driver(programs: pathlib.Path, *, save: str = "true", restore: str, vers
 
 
 @pytest.mark.parametrize(("version", "arguments"), [("1.6.1", "--noflush"), ("1.8.9", "-w 5 --noflush")])
-def test_iptables_restore_gets_the_rules_on_stdin_and_an_option_to_wait_if_its_version_has_it(
+def test_iptables_restore_is_started_with_an_option_to_wait_if_its_version_has_this_option(
     programs: pathlib.Path, version: str, arguments: str
 ) -> None:
     restore = f'echo "$@" > {programs}/arguments; cat > {programs}/stdin'

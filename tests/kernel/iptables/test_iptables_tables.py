@@ -27,7 +27,7 @@ STRANGE = ChainKey("nat", "STRANGE")
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("family", Family)
-def test_has_chain_finds_only_chains_of_the_requested_family(family: Family) -> None:
+def test_a_chain_is_found_only_in_the_family_that_has_the_chain(family: Family) -> None:
     change(family, Variant.NF_TABLES, "nat", "-N", "STRANGE")
     other = Family.IPV6 if family is Family.IPV4 else Family.IPV4
     assert iptables_tables.has_chain(family, lambda key: key == STRANGE)

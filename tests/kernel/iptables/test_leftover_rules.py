@@ -119,7 +119,7 @@ def test_no_iptables_program_is_started_and_no_module_is_loaded_if_there_are_no_
     assert not (programs / "started").exists()
 
 
-def test_leftover_rules_have_no_fingerprint_and_cannot_be_read_if_the_table_names_cannot_be_read(
+def test_leftover_rules_and_their_fingerprint_are_unknown_if_the_table_names_cannot_be_read(
     programs: pathlib.Path,
 ) -> None:
     names = programs / NAMES
@@ -152,7 +152,7 @@ def test_an_audit_does_not_query_nf_tables_again_after_the_kernel_has_refused_a_
 
 
 @pytest.mark.parametrize("place", [LEGACY, NFT])
-def test_leftover_rules_are_neither_read_nor_removed_after_the_variant_in_path_has_changed(
+def test_leftover_rules_are_neither_read_nor_removed_after_the_variant_of_iptables_has_changed(
     programs: pathlib.Path, place: RulesPlace
 ) -> None:
     """Otherwise, our own rules would count as leftovers of the other variant and would be removed."""
@@ -242,7 +242,7 @@ def test_all_our_rules_in_iptables_are_leftovers_if_the_backend_is_nftables(monk
     assert places == tuple(RulesPlace(variant, Family.IPV6, is_used=False) for variant in Variant)
 
 
-def test_the_nftables_backend_removes_leftover_rules_with_the_installed_iptables(
+def test_the_nftables_backend_uses_the_installed_iptables_to_remove_leftover_rules(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs}:/bin")

@@ -218,7 +218,7 @@ def test_our_chain_is_emptied_and_reported_but_not_deleted_if_a_foreign_rule_jum
 
 
 @pytest.mark.parametrize("family", Family)
-def test_a_successful_trial_write_of_a_usable_family_leaves_no_rules_behind(family: Family) -> None:
+def test_a_successful_trial_write_leaves_no_rules_behind(family: Family) -> None:
     driver = make_driver()
     assert driver.usable(family) is None
     assert driver.try_writing(family) is None

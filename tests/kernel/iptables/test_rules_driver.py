@@ -106,7 +106,7 @@ def test_a_later_attempt_returns_the_outcome_of_a_slow_iptables_program_that_kep
     assert began(programs) == 1, "it was not begun a second time"
 
 
-def test_no_second_program_of_a_family_is_started_while_the_first_program_is_running(
+def test_no_second_iptables_program_of_a_family_is_started_while_the_first_one_is_running(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = make(0.05)
@@ -174,7 +174,7 @@ def test_rules_can_be_read_even_if_every_write_takes_too_long_and_fails(
     assert outcome.errno == errno.EINPROGRESS, "a call for a write still waits only briefly"
 
 
-def test_the_refusal_of_a_family_is_not_certain_if_a_trial_write_takes_too_long(make: Make) -> None:
+def test_a_family_is_not_certainly_unusable_if_a_trial_write_takes_too_long(make: Make) -> None:
     driver = make(LONG_S)
     driver.program(Family.IPV4)
     driver._patience_s = 0.5

@@ -43,7 +43,7 @@ def test_the_variant_that_already_has_rules_on_the_node_is_chosen(
 
 
 @pytest.mark.parametrize("both", [NOTHING, Evidence(others=2), Evidence(ours=2)])
-def test_the_variant_in_path_is_chosen_if_both_variants_have_equally_many_rules(both: Evidence) -> None:
+def test_the_variant_of_iptables_in_path_is_chosen_if_both_variants_have_equally_many_rules(both: Evidence) -> None:
     for default in Variant:
         choice = iptables_variant.decide({NFT: both, LEGACY: both}, default)
         assert (choice.variant, choice.reason, choice.commands) == (default, "it is the variant in PATH", iptables.COMMANDS)
@@ -124,7 +124,7 @@ HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; ex
     ("nft", "legacy", "variant"),
     [("exit 0", "exit 0", NFT), (HAS_NONE, "exit 0", LEGACY), (HAS_NONE, HAS_NONE, NFT), ("exit 4", "exit 0", NFT)],
 )
-def test_a_variant_is_chosen_if_the_kernel_accepts_only_rules_of_this_variant(
+def test_legacy_is_chosen_only_if_the_kernel_takes_rules_of_legacy_but_not_of_nf_tables(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
 ) -> None:
     monkeypatch.setattr(iptables_tables, "take_rules", lambda *_: False)  # so the choice depends on the programs alone

@@ -134,7 +134,7 @@ def test_a_new_virtual_server_has_all_settings_and_real_servers_if_its_scheduler
 
 
 @pytest.mark.kernel
-def test_adding_a_virtual_server_fails_if_a_scheduler_that_is_set_after_real_servers_is_missing(
+def test_adding_a_virtual_server_fails_if_the_kernel_lacks_a_scheduler_that_is_set_last(
     driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ipvs_operations, "PREPARED_SCHEDULERS", frozenset({"dice"}))

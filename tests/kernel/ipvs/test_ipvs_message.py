@@ -105,7 +105,7 @@ def test_a_virtual_server_is_encoded_to_the_same_bytes_as_with_pyroute2(item: Vi
     assert encode(Operation(Verb.REMOVE, item)) == [removal]
 
 
-def test_the_flag_hashed_is_never_sent_because_only_the_kernel_may_set_it() -> None:
+def test_the_hashed_flag_is_never_sent_because_only_the_kernel_may_set_it() -> None:
     key = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
     one, other = (VirtualServer(key, VirtualServerSettings("rr", flags)) for flags in (0x11, 0x13))
     assert encode(Operation(Verb.SET, one)) == encode(Operation(Verb.SET, other))

@@ -208,7 +208,7 @@ def test_a_read_returns_a_change_that_undoes_our_own_write(table: Table) -> None
 
 
 def test_the_next_read_returns_a_virtual_server_that_was_written_during_a_read(table: Table) -> None:
-    """If the current read returned the virtual server, it would combine the server's old settings with its new real servers."""
+    """If the current read returned the virtual server, the result would combine its old settings with its new real servers."""
     table.put(WEB, pod(1))
     table.read()
     for number in range(2, 40):
@@ -224,7 +224,7 @@ def test_the_next_read_returns_a_virtual_server_that_was_written_during_a_read(t
     assert table.read() == {late: ObservedVirtualServer(RR, EvenWeights.of([pod(1)]))}
 
 
-def test_the_next_read_returns_a_virtual_server_as_removed_if_it_is_removed_during_a_read(table: Table) -> None:
+def test_a_virtual_server_that_is_removed_during_a_read_is_reported_as_removed_by_the_next_read(table: Table) -> None:
     table.put(WEB, pod(1))
     table.read()
     table.on_destinations = lambda: table.content.pop(WEB) and None
@@ -248,7 +248,7 @@ def test_all_virtual_servers_are_read_even_if_their_number_has_grown_since_the_k
     assert table.asked.count(SERVICES) == 2
 
 
-def test_virtual_servers_are_only_counted_if_no_service_can_have_their_protocol(table: Table) -> None:
+def test_a_virtual_server_is_counted_but_not_returned_if_no_service_can_have_its_protocol(table: Table) -> None:
     table.put(WEB)
     table.put(DNS, pod(1))
     table.foreign_protocol = 99

@@ -23,7 +23,7 @@ from tests.kernel.ipvs.examples import ipvsadm
         (errno.EAFNOSUPPORT, ModuleState.MISSING, False),
     ],
 )
-def test_a_trial_virtual_server_or_else_the_module_files_show_whether_a_scheduler_exists(
+def test_module_files_decide_whether_a_scheduler_exists_only_if_a_trial_virtual_server_does_not(
     monkeypatch: pytest.MonkeyPatch, refusal: int, state: ModuleState, *, is_usable: bool
 ) -> None:
     ipvs = AbsentIpvs()
@@ -34,7 +34,7 @@ def test_a_trial_virtual_server_or_else_the_module_files_show_whether_a_schedule
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, netlink.UNANSWERED])
-def test_an_error_is_raised_if_it_occurs_before_the_kernel_looks_up_the_scheduler(
+def test_a_kernel_error_is_raised_if_the_query_fails_before_the_kernel_looks_up_the_scheduler(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     ipvs = AbsentIpvs()

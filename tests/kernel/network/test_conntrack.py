@@ -1,4 +1,7 @@
-"""Covers the conntrack driver on a real kernel. The program conntrack makes the flows. Errors are tested with a fake socket."""
+"""Covers the conntrack driver on a real kernel.
+
+The tests create flows with the program ``conntrack``. Errors are tested with a fake socket.
+"""
 
 import contextlib
 import errno
@@ -141,7 +144,7 @@ def listed(*flows: bytes, flags: int = 0) -> Answers:
     ]
 
 
-def test_the_deletion_of_a_flow_names_the_tuple_and_the_zone_from_the_listing() -> None:
+def test_a_flow_is_deleted_by_its_listed_tuple_and_zone() -> None:
     zone = fake_netlink.attribute(18, b"\0\x07")
     table = Table(listed(fake_flow() + fake_netlink.attribute(8, bytes(4)) + zone))
     assert removed(conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])) == [1]

@@ -29,7 +29,7 @@ TO_PORT_FROM = (Side.DESTINATION, Side.DESTINATION, Side.SOURCE)
 
 
 @pytest.mark.parametrize("family", Family, ids=str)
-def test_rules_look_up_an_address_with_each_prefix_length_in_descending_order(family: Family) -> None:
+def test_rules_look_up_each_prefix_length_of_an_address_from_the_longest_to_the_shortest(family: Family) -> None:
     match = SetMatch(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, family).name, TO_PORT_FROM)
     rules = nft_rule.expand(Rule(set=match, target=Verdict.RETURN), family, "filter")
     assert len(rules) == family.bits
@@ -71,7 +71,7 @@ def examples(family: Family) -> list[Rule]:
     ]
 
 
-def test_every_field_of_a_rule_other_than_its_target_is_set_in_an_example() -> None:
+def test_the_examples_set_every_field_of_a_rule_except_its_target() -> None:
     given = {
         field.name
         for rule in examples(Family.IPV4)

@@ -72,7 +72,7 @@ def test_a_node_in_its_desired_state_has_no_differences() -> None:
     assert lines(running("10.244.0.1")) == []
 
 
-def test_a_missing_device_or_set_or_a_wrong_kernel_setting_is_reported_with_its_desired_value() -> None:
+def test_a_difference_of_the_device_or_a_set_or_a_sysctl_is_reported_with_the_desired_value() -> None:
     node = running("10.244.0.1")
     node.kernel.sysctls[simulation.SYSCTL.path] = "0"
     node.kernel.device = False

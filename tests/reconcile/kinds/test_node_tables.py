@@ -59,7 +59,7 @@ def free(owner: Owner) -> ServiceState:
     return examples.state(owner, KEY, real_servers=[TWO], entries=[LOAD_BALANCER])
 
 
-def test_put_node_makes_a_device_sets_and_settings_desired() -> None:
+def test_put_node_makes_the_device_and_the_sets_and_the_settings_desired() -> None:
     tables = new_claims()
     tables.put_node({Family.IPV4}, [Sysctl("net/ipv4/ip_forward", "1")], Timeouts(1, 2, 3))
     assert list(tables.devices.desired) == [Device(DEVICE)]
@@ -68,7 +68,7 @@ def test_put_node_makes_a_device_sets_and_settings_desired() -> None:
     assert tables.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
 
 
-def test_put_node_keeps_the_desired_sets_of_scopes_only_for_served_families() -> None:
+def test_put_node_drops_the_desired_sets_of_scopes_if_their_family_is_no_longer_served() -> None:
     tables = new_claims()
     tables.put_node(tuple(Family), [], None)
     scoped = {family: IpSet(SetKind.SCOPE, family) for family in Family}
@@ -145,7 +145,7 @@ def service_with_node_port(owner: Owner, *keys: VirtualServerKey) -> ServiceStat
     return examples.state(owner, CLUSTER_IP, *keys, entries=[cluster_entry, NODE_PORT_ENTRY, LOCAL_ENTRY, health_check])
 
 
-def test_entries_of_a_lost_node_port_are_removed_even_if_another_object_has_its_port_or_address() -> None:
+def test_entries_of_a_lost_node_port_are_removed_even_if_another_object_has_that_port_or_address() -> None:
     """The other object is a cluster IP with the same port number, or an entry with the node's address.
 
     Only the entry of the cluster IP stays.
@@ -212,7 +212,7 @@ def test_connections_from_this_node_to_an_undesired_virtual_server_are_refused_u
 
 
 def put_flow(tables: NodeTables, keep: set[RealServerKey] | None, owner: Owner = OLD) -> None:
-    """Put a Service whose tracked flow may be answered only by real servers in ``keep``.
+    """Put a Service. Only the real servers in ``keep`` may answer its tracked flow.
 
     None means that no endpoint of the Service serves.
     """
@@ -250,7 +250,7 @@ def test_flows_are_cleaned_when_a_service_gets_its_first_real_servers_or_loses_r
     assert (FLOW in tables.flows.pending) is is_due
 
 
-def test_a_flow_that_two_services_desire_belongs_to_the_older_service_until_its_removal() -> None:
+def test_a_flow_that_two_services_desire_belongs_to_the_older_service_until_this_service_is_removed() -> None:
     tables = new_claims()
     put_flow(tables, {TWO}, YOUNG)
     put_flow(tables, {ONE}, OLD)
@@ -264,7 +264,7 @@ def test_a_flow_that_two_services_desire_belongs_to_the_older_service_until_its_
     assert list(tables.flows.pending) == [FLOW]
 
 
-def test_a_virtual_server_refuses_connections_of_this_node_only_if_its_owner_asks_for_it() -> None:
+def test_a_virtual_server_refuses_connections_of_this_node_only_if_the_owning_service_requests_this() -> None:
     tables = new_claims(examples.state(OLD, KEY), examples.state(YOUNG, KEY, refused=[KEY]))
     assert Survey(tables).refused() == frozenset()
     at_once(tables.putting(OLD.service, None))

@@ -152,7 +152,7 @@ def _assert_all(node: simulation.SimulatedNode, allowed: frozenset[str], operati
 
 
 @pytest.mark.parametrize("ranges", [ranges for ranges in RANGES if ranges])
-def test_source_ranges_restrict_clients_until_the_virtual_server_is_removed_even_after_failures(
+def test_source_ranges_restrict_clients_even_if_operations_fail_during_the_removal_of_the_service(
     ranges: tuple[str, ...],
 ) -> None:
     def change(failing: Nth) -> None:
@@ -233,7 +233,7 @@ def in_force(node: simulation.SimulatedNode, entry: SetEntry) -> bool:
 def _assert_answered(node: simulation.SimulatedNode, protocol: Protocol, operation: Operation) -> None:
     """Assert that no set entry exempts traffic to another node from masquerading.
 
-    The replies must return through this node.
+    Such traffic must be masqueraded, so that the replies return through this node.
     """
     for key, entry in local_entries(protocol).items():
         server = node.kernel.virtual_servers.get(key)
@@ -325,7 +325,7 @@ def cleanings(operations: list[Operation]) -> list[FlowCleaning]:
 
 
 @pytest.mark.checklist(102)
-def test_flows_are_cleaned_only_after_the_real_server_is_removed_from_all_their_virtual_servers() -> None:
+def test_a_flow_is_cleaned_only_after_its_virtual_server_has_lost_the_undesired_real_server() -> None:
     node = serving(dns("10.244.0.5", "10.244.0.6"))
     lost = builders.backend("10.244.0.6", 53)
     node_port = builders.frontend(builders.NODE_ADDRESS, 30053, Protocol.UDP)

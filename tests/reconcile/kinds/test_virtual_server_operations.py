@@ -132,7 +132,7 @@ def limited(weights: dict[RealServerKey, int], thresholds: dict[RealServerKey, T
 LIMITS = Thresholds(10, 5)
 
 
-def test_one_operation_adds_consecutive_new_real_servers_of_equal_weight_in_their_order() -> None:
+def test_consecutive_new_real_servers_of_equal_weight_are_added_by_one_operation() -> None:
     wish = weighed({ONE: 5, TWO: 5, THREE: 0})
     assert operations(wish, None)[1:] == [
         Operation(Verb.ADD, RealServers(KEY, (ONE, TWO), 5)),

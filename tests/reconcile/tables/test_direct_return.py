@@ -45,7 +45,7 @@ def marks_of(node: SimulatedNode) -> dict[SetKind, int]:
 
 
 def key_of(node: SimulatedNode, kind: SetKind) -> VirtualServerKey:
-    """The virtual server whose mark the entry in the set of this kind gives to packets."""
+    """The IPv4 virtual server by firewall mark that has the mark of the entry in this kind of set."""
     return FirewallMark.of(Family.IPV4, marks_of(node)[kind])
 
 
@@ -113,7 +113,7 @@ def test_a_complete_read_changes_neither_a_draining_tunnel_nor_the_deadline_of_t
     assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1}, "the deadline has passed"
 
 
-def test_direct_return_fills_only_the_set_of_nodes_if_no_service_requests_it() -> None:
+def test_only_the_set_of_nodes_is_filled_for_direct_return_if_no_service_requests_direct_return() -> None:
     node = serving()
     node.put(*shop(HERE, ELSEWHERE, asks=False))
     for _ in range(4):
@@ -142,7 +142,7 @@ def test_sets_of_direct_return_are_read_as_long_as_they_are_desired_or_exist_in_
     off.kernel.fail(lambda operation: operation.item == IpSet(SetKind.NODES, Family.IPV4), times=1)
     off.sync()
     assert sets_of_direct_return(off) == {SetKind.NODES}
-    # removed here, because the in-memory kernel keeps the last chains of a table
+    # This test removes the chain itself, because the in-memory kernel keeps the last chains of a table.
     off.kernel.chains[Family.IPV4].pop(SCOPE_CHAINS[0])
     off.sync(after_s=60)
     assert sets_of_direct_return(off) == set()

@@ -1,6 +1,8 @@
-"""Tests the second scopes of external addresses (docs/scopes.md) on an in-memory kernel.
+"""Tests second scopes, the separate endpoints of an external address for clients on the node (docs/scopes.md).
 
-Covers marks, and the virtual servers and set entries of marks.
+The kernel is in memory.
+
+Covers marks, and the virtual servers and set entries that use marks.
 """
 
 import dataclasses
@@ -152,7 +154,7 @@ def test_the_survey_finds_the_firewall_mark_that_a_service_port_uses_for_its_sec
     assert survey.scope(port, Family.IPV6) is None
 
 
-def test_a_family_is_not_lacking_if_only_sets_of_second_scopes_are_missing() -> None:
+def test_a_family_does_not_count_as_lacking_an_object_if_only_sets_of_second_scopes_are_missing() -> None:
     node = serving(shop())
     lost = IpSet(SetKind.SCOPE, Family.IPV4)
     del node.kernel.sets[lost.name]
@@ -184,7 +186,7 @@ def test_services_that_begin_to_wait_for_a_mark_are_reported_once() -> None:
 def plan_additions(node: SimulatedNode) -> None:
     """Apply additions, and no other operations, until no addition is left.
 
-    Before the first list is confirmed, ipvsproxy does the same.
+    ipvsproxy also applies only additions until the first lists of objects are confirmed.
     """
     node.plan()
     add(node)
@@ -294,7 +296,7 @@ def test_a_scope_that_is_no_longer_desired_keeps_its_connections_until_they_end(
     assert traces_of(node) == []
 
 
-def test_a_udp_scope_is_removed_at_once_despite_open_flows_if_no_service_desires_it() -> None:
+def test_an_undesired_second_scope_for_udp_is_removed_at_once_despite_open_flows() -> None:
     node = node_with()
     port, endpoints = builders.service_port(80, Protocol.UDP), (builders.endpoint(HERE), builders.endpoint(ELSEWHERE))
     slices = builders.endpoint_slice(*endpoints, service="shop", ports=(builders.endpoint_port(80, Protocol.UDP),))
@@ -499,7 +501,7 @@ def test_no_endpoint_is_wrong_if_an_address_moved_to_another_service_while_no_pr
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_the_port_without_another_mark_keeps_a_mark_that_two_ports_have_in_equally_many_entries(*, is_last: bool) -> None:
+def test_the_port_without_another_mark_keeps_a_shared_mark_if_both_ports_have_equally_many_entries(*, is_last: bool) -> None:
     node = serving(shared("giver", 20, 1, BALANCER, "192.0.2.20"), shared("taker", 21, 2, "192.0.2.21"))
     node.put(*shared("giver", 20, 1, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, BALANCER, "192.0.2.21"))

@@ -1,4 +1,7 @@
-"""Tests second scopes during random changes, restarts, kills and refused operations. There are fewer marks than Services."""
+"""Checks second scopes (``docs/scopes.md``) during random changes, restarts, kills and refused operations.
+
+There are fewer marks than Services.
+"""
 
 import dataclasses
 import random
@@ -99,7 +102,7 @@ class Shops:
         self.node.restart()
 
     def change(self, what: str) -> None:
-        """Let the event ``what`` happen with random details, and perhaps a sync after it."""
+        """Let the event ``what`` happen, with random details. A sync may follow the event."""
         node, chance = self.node, self.random.random
         match what:
             case "put" | "only additions" | "kill" | "refuse":
@@ -137,9 +140,7 @@ def number_of(entry: MarkedEntry) -> int:
 
 @pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(30 if patience.IS_THOROUGH else 12))
-def test_each_mark_belongs_to_one_service_and_no_service_waits_while_a_mark_is_free(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_each_service_has_a_mark_of_its_own_as_long_as_marks_are_free(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     # if there are few marks, a sync needs many plans, because each mark passes from one Service to the next
     monkeypatch.setattr(simulation, "MOST_ROUNDS", 60)
     shops = Shops(seed, has_theirs=bool(seed % 3))

@@ -127,7 +127,7 @@ def test_a_drain_that_begins_again_keeps_its_deadline() -> None:
     assert drains.see({ONE: BUSY}, 160, deadline_s=60) == [ONE]
 
 
-def test_a_request_to_read_connections_may_advance_but_never_delays_the_next_reading() -> None:
+def test_a_request_to_read_connections_can_only_make_the_next_reading_earlier() -> None:
     drains = Judged(ONE)
     drains.see({ONE: BUSY}, 100)
     drains.ask(KEY, 1000)
@@ -170,7 +170,7 @@ def test_waiting_drains_are_released_in_the_order_in_which_they_began_to_wait() 
     assert (drains.waiting, drains.over, len(drains)) == (0, 0, 0)
 
 
-def test_the_number_of_drains_that_wait_never_exceeds_its_limit() -> None:
+def test_no_more_drains_wait_for_removal_than_the_limit_allows() -> None:
     drains = Judged(ONE, TWO, THREE)
     assert drains.see({ONE: IDLE, TWO: BUSY, THREE: IDLE}, 100, may_wait=1) == [THREE]
     assert drains.see({}, 101, may_wait=1) == [TWO], "the one that waits already is counted"
@@ -224,7 +224,7 @@ def test_a_real_server_without_connections_is_removed_as_soon_as_its_drain_has_b
     )
 
 
-def test_removals_at_once_returns_no_more_removals_than_there_is_room_for() -> None:
+def test_removals_at_once_returns_at_most_the_allowed_number_of_removals() -> None:
     done = [outcome(Verb.SET, ONE), outcome(Verb.SET, TWO), outcome(Verb.SET, THREE)]
     counts = {KEY: {ONE: IDLE, TWO: BUSY, THREE: IDLE}}
     assert [operation.item for operation in removals_at_once(done, counts, 1)] == [RealServers.of(KEY, ONE, 0)]
@@ -241,7 +241,7 @@ def test_removals_at_once_returns_no_more_removals_than_there_is_room_for() -> N
     ],
     ids=["is wanted again", "has its weight still", "is gone", "is no real server"],
 )
-def test_no_real_server_is_removed_at_once_if_its_drain_did_not_begin(done: Outcome) -> None:
+def test_a_real_server_is_not_removed_at_once_if_its_drain_has_not_begun(done: Outcome) -> None:
     assert removals_at_once([done], {KEY: {ONE: IDLE}}, 9) == []
 
 

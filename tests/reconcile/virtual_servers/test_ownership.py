@@ -81,7 +81,7 @@ SERVED = examples.observed({POD: 1, OTHER_POD: 1})
     ],
     ids=["the same", "one drains", "fewer", "hosts", "another scheduler", "none"],
 )
-def test_a_node_port_on_a_lost_address_is_ours_if_it_equals_one_of_our_virtual_servers(
+def test_a_virtual_server_of_a_node_port_on_a_lost_address_is_ours_if_it_equals_one_of_ours(
     observed: ObservedVirtualServer, *, is_ours: bool
 ) -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
@@ -172,7 +172,7 @@ def test_entries_without_an_existing_virtual_server_may_be_removed() -> None:
     assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))
 
 
-def test_only_a_mark_entry_of_the_same_mark_and_family_is_a_witness_of_a_virtual_server_by_mark() -> None:
+def test_a_virtual_server_by_mark_needs_only_the_set_entry_with_its_mark_and_family() -> None:
     witnesses = ownership.Witnesses([FirewallMark.of(Family.IPV4, 30080)])
     entries = [mark_entry(FirewallMark.of(family, mark)) for family in Family for mark in (30080, 30081)]
     assert [witnesses.need(entry) for entry in entries] == [True, False, False, False]

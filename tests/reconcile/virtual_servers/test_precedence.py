@@ -110,6 +110,6 @@ def test_a_service_in_the_newest_list_takes_precedence_over_a_service_missing_fr
     assert owner_of(tables) == OLD
 
 
-def test_a_service_missing_from_the_newest_list_keeps_its_cluster_ip_against_an_external_address() -> None:
+def test_a_cluster_ip_takes_precedence_over_an_external_address_even_if_its_service_is_not_listed() -> None:
     tables = new_claims(by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
     assert owner_of(tables) == OLD.remembered

@@ -46,7 +46,7 @@ def _line(what: str, item: Any, kind: ObjectKind = ObjectKind.SERVICE) -> decode
     return decode.decode_watch_line(kind, json.dumps({"type": what, "object": item}).encode())
 
 
-def test_decode_list_returns_the_objects_of_a_page_with_its_version_and_continue_token() -> None:
+def test_a_decoded_page_of_a_list_has_the_objects_the_version_and_the_continue_token() -> None:
     body = {"metadata": {"resourceVersion": "77", "continue": "next"}, "items": [SERVICE]}
     page = decode.decode_list(ObjectKind.SERVICE, json.dumps(body).encode())
     (event,) = page.events
@@ -196,7 +196,7 @@ def test_a_server_error_on_a_watch_keeps_the_code_and_at_most_500_characters_of_
         f'{{"type": "ADDED", "object": {{"spec": 1, "x": {TOO_DEEP}'.encode(),
     ],
 )
-def test_the_error_about_a_line_that_is_not_a_watch_event_names_the_watch(line: bytes) -> None:
+def test_the_error_names_the_watch_if_a_line_is_not_a_watch_event(line: bytes) -> None:
     with pytest.raises(UndecodableError, match=r"^watch of Services: "):
         decode.decode_watch_line(ObjectKind.SERVICE, line)
 
@@ -269,7 +269,7 @@ _BYTES = st.binary(max_size=64) | strategies.JSON.map(lambda value: json.dumps(v
 
 
 @hypothesis.given(st.sampled_from(ObjectKind), _BYTES)
-def test_decoding_arbitrary_bytes_raises_no_error_other_than_undecodable_error(kind: ObjectKind, data: bytes) -> None:
+def test_decoding_arbitrary_bytes_succeeds_or_raises_undecodable_error(kind: ObjectKind, data: bytes) -> None:
     with contextlib.suppress(UndecodableError):
         decode.decode_list(kind, data)
     with contextlib.suppress(UndecodableError):

@@ -67,7 +67,7 @@ def test_a_json_string_that_looks_like_the_end_of_an_item_does_not_end_the_item(
     assert (names(early), names(page.events), page.resource_version) == (["a", "b"], ["c"], text)
 
 
-def test_the_rest_of_a_list_is_decoded_at_once_if_an_item_contains_objects_that_look_like_items(
+def test_the_rest_of_a_list_is_decoded_in_one_piece_if_objects_inside_an_item_look_like_items(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[bytes] = []

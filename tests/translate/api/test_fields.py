@@ -139,7 +139,7 @@ def test_an_invalid_annotation_does_not_affect_other_annotations() -> None:
     assert {one.field for one in skipped} == {Annotation.WEIGHTS.field, Annotation.RESUME_CONNECTIONS.field}
 
 
-def test_the_annotation_resume_connections_sets_the_lower_threshold() -> None:
+def test_the_resume_connections_annotation_sets_the_lower_threshold() -> None:
     parsed, skipped = parse(max_connections="10", resume_connections="8")
     assert (parsed.thresholds, skipped) == (Thresholds(10, 8), [])
     assert parsed.given == {Annotation.MAX_CONNECTIONS, Annotation.RESUME_CONNECTIONS}

@@ -41,7 +41,9 @@ def test_only_the_first_1000_endpoints_of_a_slice_are_used_because_the_api_allow
 @pytest.mark.parametrize(
     ("count", "last"), [(20, "endpoints[19].addresses[0]: 'x19' is not an IP address"), (21, None), (500, None)]
 )
-def test_unusable_parts_of_a_slice_are_only_counted_after_the_first_20_have_been_reported(count: int, last: str | None) -> None:
+def test_the_first_20_unusable_parts_of_a_slice_are_reported_and_further_parts_are_only_counted(
+    count: int, last: str | None
+) -> None:
     reasons = _reasons(_wide_slice([f"x{number}" for number in range(count)]))
     assert reasons[0] == "endpoints[0].addresses[0]: 'x0' is not an IP address"
     counted = f"endpoints[20].addresses[0]: 'x20' is not an IP address; {count - 20} such parts from here on"
@@ -234,7 +236,7 @@ IGNORED = Skipped(f"metadata.annotations[{CILIUM}]", f"only 0 means the same as 
         *(({OURS: "7", CILIUM: text}, 7, ()) for text in ("0", "50")),
     ],
 )
-def test_all_endpoints_get_the_weight_of_their_slice_but_ciliums_annotation_counts_only_if_zero(
+def test_endpoints_get_the_weight_of_their_slice_from_our_annotation_or_a_zero_from_ciliums(
     annotations: dict[str, str], weight: int | None, skipped: tuple[Skipped, ...]
 ) -> None:
     endpoints = [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))]

@@ -50,7 +50,7 @@ def test_a_body_that_is_not_a_list_of_slices_is_rejected(body: bytes) -> None:
         targets.of_list(body)
 
 
-def test_only_the_valid_items_of_a_list_yield_pods() -> None:
+def test_invalid_endpoint_slices_in_a_list_are_ignored() -> None:
     broken = _slice({"addresses": "10.0.0.1"})
     assert set(targets.of_list(json.dumps({"metadata": {}, "items": [broken, _slice(POD)]}).encode())) == {(WEB, HERE)}
 

@@ -94,7 +94,7 @@ def test_the_desired_state_of_a_service_lists_the_invalid_parts_of_the_service()
     assert state_of(builders.with_options(service(), skipped=(detail,))).rare.skipped == (detail,)
 
 
-def test_an_unserved_family_is_skipped_with_a_reason_and_does_not_count_as_invalid() -> None:
+def test_an_address_of_an_unserved_family_is_reported_as_skipped_but_not_as_invalid() -> None:
     given = state_of(service(cluster=["10.96.0.10", "fd00:10:96::10"]), settings=Settings(families=frozenset({Family.IPV4})))
     reason = "fd00:10:96::10: this node does not serve IPv6, so nothing of that family is served"
     assert given.rare.skipped == (Skipped("spec.clusterIPs", reason, invalid=False),)

@@ -60,7 +60,7 @@ def test_a_node_port_service_has_virtual_servers_at_its_cluster_ip_and_at_the_no
 
 
 @pytest.mark.parametrize("cluster", [[CLUSTER_IP], [CLUSTER_IP_V6], [CLUSTER_IP, CLUSTER_IP_V6]])
-def test_a_service_address_is_on_the_device_or_has_a_route_depending_on_the_binding(cluster: list[str]) -> None:
+def test_the_binding_decides_whether_a_service_address_is_on_the_device_or_has_a_route(cluster: list[str]) -> None:
     external = ["50.60.70.81", "2012::51"]
     made = service("web", service_port(80), cluster=cluster, external=external)
     by_address, by_route = (state_of(made, *BOTH_SLICES, settings=Settings(binding=binding)) for binding in Binding)
@@ -147,7 +147,7 @@ def test_a_node_port_has_no_virtual_server_and_no_set_entry_if_the_node_has_no_a
 
 
 @pytest.mark.checklist(31, 32)
-def test_external_addresses_even_loopback_are_served_only_in_the_families_of_the_cluster_ips() -> None:
+def test_external_addresses_including_loopback_are_served_only_in_the_families_of_the_cluster_ips() -> None:
     state = state_of(service(external=["50.60.70.81", "2012::51", "127.0.0.1"]), settings=ONLY_V4)
     assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 50.60.70.81:80", "TCP 127.0.0.1:80"}
     assert not any(server.real_servers for server in state.served), "there are no endpoints"
@@ -213,7 +213,7 @@ def test_connections_to_the_virtual_server_of_a_load_balancer_address_are_masque
 
 
 @pytest.mark.checklist(37)
-def test_policy_local_limits_a_load_balancer_address_to_local_endpoints_without_masquerading() -> None:
+def test_policy_local_gives_a_load_balancer_address_only_local_endpoints_and_no_masquerading() -> None:
     state = _on_a_node_without_addresses(_load_balancer(external_local=True))
     assert backends(state, "1.2.3.4") == {"10.180.0.1:8080"}
     assert backends(state, CLUSTER_IP) == {"10.180.0.1:8080", "10.180.1.1:8080"}
@@ -257,7 +257,7 @@ def test_a_node_outside_the_source_ranges_cannot_use_the_load_balancer_address()
 
 
 @pytest.mark.parametrize("ranges", [("10.0.0.0/8", "0.0.0.0/0"), ("2001:db8::/32",), ()])
-def test_source_ranges_admit_all_clients_if_one_has_all_addresses_or_none_is_of_the_same_family(ranges: tuple[str, ...]) -> None:
+def test_all_clients_are_admitted_if_one_range_has_all_addresses_or_no_range_is_of_their_family(ranges: tuple[str, ...]) -> None:
     state = _on_a_node_without_addresses(_load_balancer(*ranges))
     assert members(SetKind.LOAD_BALANCER, state) == {"1.2.3.4,tcp:80"}
     for kind in (SetKind.LOAD_BALANCER_FIREWALL, SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP):

@@ -1,4 +1,7 @@
-"""Covers which Service addresses are refused, which similar addresses are served, and what a refusal leaves of the Service."""
+"""Covers which Service addresses are refused, and which similar addresses are served.
+
+Also covers what is still served if an address of a Service is refused.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -88,7 +91,7 @@ def test_the_reason_is_reported_if_an_external_address_is_refused(external: str,
         ("ffff::1", True),
     ],
 )
-def test_unspecified_multicast_and_link_local_external_ips_are_refused_but_not_their_neighbours(
+def test_an_external_ip_is_refused_if_it_is_unspecified_or_a_multicast_or_link_local_address(
     address: str, *, is_refused: bool
 ) -> None:
     _, why = refusal.admit(service("10.96.0.10", address), node_view(), SETTINGS)
@@ -138,7 +141,7 @@ def test_only_the_port_of_the_api_server_is_refused_on_an_address_of_this_node(a
     assert refusal.admit(service("10.96.0.10", address, port=80), view, SETTINGS)[1] == ()
 
 
-def test_an_address_of_the_api_server_is_served_as_cluster_ip_but_refused_as_external_address() -> None:
+def test_an_address_of_the_api_server_is_refused_unless_it_is_the_cluster_ip_of_the_service() -> None:
     view = node_view(api_servers=frozenset({builders.backend("10.96.0.1", 443)}))
     assert refusal.admit(service("10.96.0.1", port=443), view, SETTINGS)[1] == ()
     assert refusal.admit(service("10.96.0.10", "10.96.0.1"), view, SETTINGS)[1]
@@ -166,7 +169,7 @@ def test_addresses_of_the_api_servers_own_service_are_never_refused() -> None:
     assert refusal.admit(item, node_view(pod_networks=builders.networks("10.244.0.0/24")), SETTINGS) == (item, ())
 
 
-def test_a_service_is_returned_without_a_copy_if_no_address_is_refused() -> None:
+def test_the_original_service_object_is_returned_if_no_address_is_refused() -> None:
     item = service("10.96.0.10", "203.0.113.5")
     assert refusal.admit(item, node_view(), SETTINGS)[0] is item
 

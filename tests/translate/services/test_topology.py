@@ -87,7 +87,7 @@ ON_NODE = endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"])
         ),
     ],
 )
-def test_node_hints_are_used_before_zone_hints_if_every_ready_endpoint_has_hints_of_the_kind(
+def test_node_hints_or_else_zone_hints_are_used_if_every_ready_endpoint_has_such_hints(
     endpoints: list[Endpoint], zone: str, used: set[str]
 ) -> None:
     assert _choose(*endpoints, zone=zone)[0] == used

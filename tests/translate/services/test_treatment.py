@@ -238,7 +238,7 @@ def test_the_operator_chooses_which_annotations_have_an_effect(forbidden: Annota
 
 
 @pytest.mark.parametrize("scheduler", ["sh", "mh", "dh"])
-def test_real_servers_have_the_same_order_on_all_nodes_with_a_hash_scheduler(scheduler: str) -> None:
+def test_the_order_of_real_servers_is_the_same_on_all_nodes_for_a_hash_scheduler(scheduler: str) -> None:
     addresses = [f"10.244.3.{number}" for number in (9, 3, 7, 5)]
     item = endpoint_slice(*map(endpoint, addresses))
     views = [builders.node_view(node_object=builders.node(name=name)) for name in ("node-a", "node-b", "node-c")]
@@ -267,7 +267,7 @@ def scoped(**values: Any) -> Service:
     return annotated(service, **values)
 
 
-def test_scheduler_weights_and_thresholds_of_a_service_also_apply_to_its_second_scope() -> None:
+def test_the_scheduler_and_weights_and_thresholds_of_a_service_also_apply_to_clients_on_the_node() -> None:
     values = {"scheduler": "wrr", "weights": WeightRules({}, {"zone-b": 0}, 3), "thresholds": Thresholds(5)}
     state = state_of(scoped(**values), SLICE, settings=SCOPED)
     (scope,) = state.rare.scopes
