@@ -73,7 +73,7 @@ OWN = (
     ),
     several("ipvs-sysctls", "ipvsSysctls", "ipvs_sysctls", placeholder="NAME=VALUE,...").explained(
         "Values below net.ipv4.vs: sloppy_sctp, sloppy_tcp (0 or 1), conn_lfactor, svc_lfactor (-8 to 8, on Linux 7.1). "
-        "Those that are not given stay unchanged."
+        "Settings that are not given stay unchanged."
     ),
     several(
         "ipvs-allow-service-addresses", "allowServiceAddresses", "translation.allowed_addresses", placeholder="CIDR,..."
