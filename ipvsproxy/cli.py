@@ -71,7 +71,7 @@ def _as_running(
 ) -> Config | None:
     """The configuration of the running ipvsproxy process.
 
-    Only a command that inspects the node and has no flag of ``run`` gets it.
+    The result is None unless the command inspects the node and has no flag of ``run``.
     """
     if command.name == "fleet":  # ``fleet`` uses the caller's credentials, not the credentials of this node
         return None

@@ -65,7 +65,7 @@ def test_every_flag_in_running_md_exists() -> None:
     assert named - catalogue.BY_FLAG.keys() == set()
 
 
-def test_running_md_lists_exactly_the_kernel_modules_that_the_program_loads_when_it_starts() -> None:
+def test_the_page_running_md_lists_exactly_the_kernel_modules_that_the_program_loads_at_its_start() -> None:
     section = (ROOT / "docs/running.md").read_text().partition("\n### Kernel modules\n")[2].partition("\n### ")[0]
     of_nftables = re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0].split()
     assert set(of_nftables) == {*host.NFTABLES_MODULES, "ip_vs_rr", "nf_conntrack_netlink"}

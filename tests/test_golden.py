@@ -240,7 +240,10 @@ def _recorded_endpoints(recorded: Mapping[str, Any], server: str) -> frozenset[s
 
 
 def _observed_scopes(state: State) -> Iterator[tuple[str, frozenset[str] | None]]:
-    """Each destination whose packets get a mark, and the endpoints of the mark's virtual server, or None."""
+    """Each destination whose packets get a mark, with the endpoints of the mark's virtual server.
+
+    The endpoints are None if this virtual server does not exist.
+    """
     for family in Family:
         for mark, members in scope_rows.marks_of(state["ipsets"], family).items():
             server = scope_rows.server_row(mark, family)

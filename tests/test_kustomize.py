@@ -140,7 +140,7 @@ def test_the_overlays_use_the_config_map_of_kube_proxy_and_create_no_config_map(
     assert volumes["config"]["configMap"]["name"] == "kube-proxy"
 
 
-def test_the_overlay_beside_kube_proxy_uses_separate_names_labels_and_ports_and_no_init_container() -> None:
+def test_the_overlay_beside_kube_proxy_has_its_own_names_labels_and_ports_but_no_init_container() -> None:
     shadow = {item["kind"]: item for item in shipped("overlays/beside-kube-proxy")}
     proxy = {item["kind"]: item for item in shipped("overlays/replace-kube-proxy")}
     assert {kind: item["metadata"]["name"] for kind, item in shadow.items()} == dict.fromkeys(shadow, "ipvsproxy-shadow")
@@ -289,7 +289,7 @@ def test_the_cleanup_of_all_nodes_runs_the_container_of_the_cleanup_job_as_an_in
     assert waiting["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_kustomize_puts_one_runbook_url_into_every_alert_and_the_dashboard_into_a_config_map(
+def test_kustomize_builds_a_dashboard_and_alerts_with_the_chosen_runbook_url(
     manifests: pathlib.Path,
 ) -> None:
     settings = manifests / "monitoring/kustomization.yaml"

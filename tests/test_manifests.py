@@ -188,7 +188,7 @@ def test_the_serving_container_has_one_capability_and_can_write_only_the_iptable
     assert "emptyDir" in writable[1]
 
 
-def test_the_init_container_adds_init_only_to_the_command_of_the_serving_container() -> None:
+def test_the_init_container_runs_the_command_of_the_serving_container_with_the_flag_init_only() -> None:
     objects = _base()
     (prepare,) = _pod(objects)["initContainers"]
     serve = _container(objects)

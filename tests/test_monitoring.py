@@ -61,7 +61,7 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
 class OurNode:
     """A node whose metrics page has every series of ipvsproxy.
 
-    ``happen`` makes every kind of event occur that a series counts.
+    ``happen`` causes each kind of event that a series counts.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ def _run(promtool: str, *arguments: str, folder: pathlib.Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_promtool_accepts_the_alert_rules_and_their_tests_pass(promtool: str, tmp_path: pathlib.Path) -> None:
+def test_the_alert_rules_pass_promtools_check_and_their_own_tests(promtool: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "rules.yml").write_text(yaml.safe_dump(_read("rules.yaml")["spec"]))
     shutil.copy(MONITORING / "rules.test.yaml", tmp_path)
     _run(promtool, "check", "rules", "--lint-fatal", "rules.yml", folder=tmp_path)
@@ -196,7 +196,8 @@ def test_every_query_of_the_dashboard_uses_the_variables_of_the_dashboard_to_sel
         for target in panel["targets"]:
             for name, chosen in SERIES.findall(target["expr"]):
                 used = {"cluster", "job", "node"} | ({"namespace", "service"} if "namespace" in target["expr"] else set())
-                if name != "ipvsproxy_build_info":  # each query joins this series to a series that the variables filter
+                # this series needs no filter, because each query joins it to a filtered series
+                if name != "ipvsproxy_build_info":
                     assert set(re.findall(r'(\w+)=~"\$\1"', chosen)) == used, panel["title"]
 
 

@@ -1,8 +1,8 @@
 """A real Prometheus scrapes our metrics page, returns series for each query of the dashboard, and evaluates each alert.
 
-The program's own HTTP server sends the metrics page of a node. Everything that a series counts has happened on this node (see
-tests/test_monitoring.py). Two jobs scrape the page: our own job, and the job kube-proxy. Both jobs set the labels that the
-Prometheus operator would set. The queries and alerts of kubernetes-mixin are evaluated for the job kube-proxy.
+The program's own HTTP server sends the metrics page of a node. Each kind of event that a series counts has happened on this node
+at least once (see tests/test_monitoring.py). Two jobs scrape the page: our own job, and the job kube-proxy. Both jobs set the
+labels that the Prometheus operator would set. The queries and alerts of kubernetes-mixin are evaluated for the job kube-proxy.
 """
 
 import asyncio

@@ -126,7 +126,10 @@ def tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, backend: Back
 
 @pytest.fixture
 def running(tools: pathlib.Path, tmp_path: pathlib.Path, network_namespace: None) -> Iterator[None]:
-    """A node on which the daemon ipvsproxy runs, and on which a stand-in for the program ``ipvsproxy`` executes command lines."""
+    """A node on which the daemon ipvsproxy runs.
+
+    There, a stand-in replaces the program ``ipvsproxy`` and executes its command lines.
+    """
     for command in ("link add eth0 type dummy", "address add 172.18.0.2/16 dev eth0", "link set eth0 up"):
         subprocess.run(("ip", *command.split()), check=True)
     pathlib.Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1")
@@ -169,7 +172,7 @@ def answering(tools: pathlib.Path) -> Iterator[None]:
 def type_in(commands: str, folder: pathlib.Path) -> str:
     """Run command lines in one shell in ``folder``, and return the output.
 
-    The function first adds a link to the project's ``manifests`` to the folder.
+    The folder first gets a symbolic link named ``manifests``, which leads to the project's ``manifests``.
     """
     (folder / "manifests").symlink_to(ROOT / "manifests")
     done = subprocess.run(

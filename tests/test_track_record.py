@@ -59,7 +59,7 @@ def test_a_fault_counts_as_found_only_if_the_command_fails_and_prints_the_sympto
 
 
 @pytest.mark.parametrize(("command", "names"), [("scripts/x", "IPVSPROXY_TEST_PROGRAM"), ("pytest", "PYTHONPATH")])
-def test_both_scripts_and_pytest_use_the_old_program(
+def test_scripts_and_pytest_use_the_program_of_the_commit_in_the_row(
     command: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(track_record, "PROGRAMS", tmp_path)

@@ -21,8 +21,8 @@ PAGE_SIZE = 200
 """The number of Services that ``top`` requests per page, which is the largest number that the daemon accepts."""
 RATES_AFTER_S = 1.0
 RATES_TRIED = 10
-"""While ``top`` without a screen waits for rates, it asks at most ``RATES_TRIED`` times, with pauses of ``RATES_AFTER_S``
-seconds. The daemon knows rates only after two readings of the counters."""
+"""The largest number of times that ``top`` without a screen asks the daemon for rates, with pauses of ``RATES_AFTER_S`` seconds.
+The daemon knows rates only after two readings of the counters."""
 NEVER_S = 1e12
 """A time that is later than every point of the node's history, so that a request with this time gets no points."""
 NO_TEXTUAL = (

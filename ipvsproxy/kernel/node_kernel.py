@@ -142,7 +142,7 @@ class NodeKernel:
         return Observation(**read | {"skeletons": skeletons, "errors": tuple(errors), "is_of_rules": False})
 
     def _small_parts(self, sysctls: Iterable[str], *, thorough: bool) -> Iterator[Callable[[], _Part]]:
-        """Yields functions that read all objects except sets, rules and virtual servers.
+        """Yields functions that together read all objects except sets, rules and virtual servers.
 
         If ``thorough`` is false, the functions leave out unchanged addresses and routes.
         """

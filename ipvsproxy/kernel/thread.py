@@ -91,9 +91,9 @@ class KernelThread(Generic[T_co]):
     def standing_in(self, target: U) -> "KernelThread[U]":
         """Make a ``KernelThread`` for the object ``target``.
 
-        Its calls run in the same thread as the calls of this ``KernelThread``.
+        The calls of the new ``KernelThread`` run in the same thread as the calls of this ``KernelThread``.
 
-        The other object may be a part of this thread's object.
+        ``target`` may be a part of the object of this ``KernelThread``.
         """
         return KernelThread(self._executor, target, self._on_slow)
 

@@ -214,7 +214,10 @@ class FlowCleaning(NamedTuple):
 
     @property
     def in_force(self) -> frozenset[RealServerKey]:
-        """The observed state after the deletion: only flows whose replies come from these real servers remain."""
+        """The observed state after the deletion: a set of real servers.
+
+        In each flow that remains, one of these real servers sends the replies.
+        """
         return self.keep
 
     def __str__(self) -> str:

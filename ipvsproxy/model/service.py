@@ -299,7 +299,7 @@ class Rejected(NamedTuple):
 
 
 class ApiServersFound(NamedTuple):
-    """The event that this process now also tries to reach its API servers at the addresses and ports in ``servers``.
+    """An event which reports that this process now also tries to reach its API servers at the addresses and ports in ``servers``.
 
     The addresses and ports from earlier events remain valid.
     """

@@ -20,8 +20,8 @@ from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualS
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
-"""The delay in seconds after the first failure of an operation, and the longest delay, which follows after many consecutive
-failures."""
+"""The limits of the delay after a failed operation, in seconds. ``FIRST_DELAY_S`` follows the first failure, and
+``LONGEST_DELAY_S`` follows many consecutive failures."""
 KEPT_S = 180.0
 """The longest time, in seconds, for which the kernel keeps a removed real server on its list of removed real servers, if no
 connection uses the real server."""
@@ -35,8 +35,8 @@ MOST_KEPT = 10_000
 """The largest allowed number of removed real servers on the kernel's list, if there are few additions. With a list of this
 length, an addition takes half a millisecond to one millisecond."""
 FEWEST_KEPT = 1_000
-"""The number of entries that the list may always have. If there are a thousand additions a second, walking these entries takes 5
-to 10 % of a processor."""
+"""The number of removed real servers that the kernel's list may always have, even if there are many additions. If there are a
+thousand additions a second, walking these entries takes 5 to 10 % of a processor."""
 
 PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "fo", "ovf"})
 """Schedulers that skip a real server of weight 0. The schedulers sh, dh and mh refuse clients instead. The behaviour of all other
@@ -44,8 +44,8 @@ schedulers is unknown."""
 FEW_WAITING = 2
 """In any virtual server, this many real servers without connections may wait for their removal.
 
-If a virtual server has more desired real servers than this, the limit is the number of its desired real servers. The scheduler
-walks over waiting real servers for each connection.
+If a virtual server has more than ``FEW_WAITING`` desired real servers, the limit is the number of its desired real servers. The
+scheduler walks over waiting real servers for each connection.
 """
 
 

@@ -55,8 +55,8 @@ class Policy:
 
     A ``drain_deadline_s`` of 0 means that there is no deadline. ``excluded`` has the address ranges whose virtual servers are
     never removed. ``families`` are the families that this node serves. Objects of any other family are never removed, because an
-    earlier process may have programmed the objects for traffic that continues. ``scope_bits`` are the bits of packet marks that
-    ipvsproxy uses for second scopes (see ``tables/scopes.py``).
+    earlier process may have programmed the objects for traffic that continues. ``scope_bits`` are the bits from which ipvsproxy
+    makes the firewall marks of its virtual servers (see ``tables/scopes.py``).
     """
 
     drain_deadline_s: float = 0
@@ -313,7 +313,10 @@ class Reconciler:
         return self.unequal + surplus - len(self._tables.of_sysctls.given_up)
 
     def rules_ended(self) -> None:
-        """Record the end of an operation on rules that was still running (EINPROGRESS); the operation now has an outcome."""
+        """Allow an unfinished operation on rules (EINPROGRESS) to be tried again now, because it has ended.
+
+        The new attempt returns its outcome.
+        """
         self._retries.hasten("rules")
 
     def next_s(self) -> float | None:

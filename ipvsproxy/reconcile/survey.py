@@ -173,7 +173,10 @@ class Survey:
 
     @property
     def without_scope(self) -> Sequence[MarkedPort]:
-        """The Service ports whose second scope (for this node's clients) awaits a packet mark; the first gets the next mark."""
+        """The Service ports that wait for a packet mark for their second scope, which serves clients on this node.
+
+        The port at the head of the list gets the next mark.
+        """
         return list(self._tables.scopes.marks.waiting)
 
     def scope(self, port: MarkedPort, family: Family) -> FirewallMark | None:
@@ -183,7 +186,7 @@ class Survey:
         return key if mark and key in self._tables.virtual_servers.desired else None
 
     def port_of(self, key: FirewallMark) -> MarkedPort | None:
-        """The Service port that has the virtual server ``key`` in its second scope."""
+        """The Service port that has the firewall mark in ``key``; None if no Service port has this mark."""
         return self._tables.scopes.marks.port_of(key.mark)
 
     def service_port(self, service: Service, desired: VirtualServer) -> ServicePort | None:

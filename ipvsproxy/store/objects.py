@@ -299,8 +299,8 @@ class Store:
         before = self._slices.get(item.name)
         if before is not None:
             if self._shrunk is not None and len(item.conditions) < len(before.conditions):
-                # The slice in the list has fewer endpoints than before. It waits until the list is complete, because the list is
-                # then judged by the sum of all missing endpoints.
+                # The slice in the list has fewer endpoints than before. The store applies the slice only after the list is
+                # complete, because only then the sum of all missing endpoints shows whether the list is plausible.
                 self._shrunk[item.name] = item
                 return
             if before == item:

@@ -63,12 +63,12 @@ class Settings:
 
     Node ports answer on the addresses in ``node_port_networks``, and, with ``node_port_primary``, on the node's primary
     addresses. If a family has neither of these two settings, node ports answer on all addresses of the family.
-    ``local_interface`` is the name of the bridge or the name prefix of the interfaces, if pods of this node are recognised by
-    interface. ``bind_address``, unless it is the unspecified address, is the node's primary address, and takes precedence over
-    the Node object. ``external_addresses`` is the value of the feature gate AllowServiceExternalIPs. ``allowed_addresses`` are
-    served even if ``refusal`` would refuse them. ``refuses_node_addresses`` means that no Service gets an external address that
-    is known to belong to another node. ``scope_bits`` are the bits of packet marks that are used for ``scopes``.
-    ``hash_scheduler`` is a scheduler that sends a client to one endpoint for as long as the endpoints do not change.
+    ``local_interface`` is used if pods of this node are recognised by their interface. It is the name of the bridge, or the
+    prefix of the names of the interfaces. ``bind_address``, unless it is the unspecified address, is the node's primary address,
+    and takes precedence over the Node object. ``external_addresses`` is the value of the feature gate AllowServiceExternalIPs.
+    ``allowed_addresses`` are served even if ``refusal`` would refuse them. ``refuses_node_addresses`` means that no Service gets
+    an external address that is known to belong to another node. ``scope_bits`` are the bits of packet marks that are used for
+    ``scopes``. ``hash_scheduler`` is a scheduler that sends a client to one endpoint for as long as the endpoints do not change.
     ``annotations`` are the annotations that this node obeys. ``missing_schedulers`` maps each unusable scheduler that an
     annotation names to the reason why it is unusable. ``direct_return`` means that this node takes part in direct return.
     ``guards_tunnels`` means that the node takes no part in direct return, but an earlier process may have left a tunnel device

@@ -203,7 +203,8 @@ def _start(size: tuple[int, ...], *, repeats: int, target: float | None, quick: 
 
     def rows(found: Sequence[Found]) -> Iterator[Row]:
         # Starts and replays take turns, because the machine's load changes from minute to minute. Only the first start records
-        # the messages and reads clocks. Because this takes time, its wall time is not used.
+        # the messages and reads clocks. The wall time of the first start is not used, because recording and clock readings make
+        # this start slower.
         first, starts, replays = found[0], found[1::2], found[2::2]
         start, replay = _typical(starts), _typical(replays)
         least_start, least_replay = _typical(starts, min), _typical(replays, min)
@@ -267,7 +268,11 @@ def _typical(found: Sequence[Found], pick: Pick = statistics.median) -> Found:
 
 
 def _relative(ratio: Callable[[Found, Found], float], sides: Sequence[Sequence[Found]], pick: Pick) -> float:
-    """Divides the ratio of a size's start and replay (the last two sides) by that of ``MAIN`` (the first two sides)."""
+    """Divides the ratio of a size by the ratio of ``MAIN``.
+
+    ``sides`` are the starts and the replays of ``MAIN``, and then those of the size. ``pick`` combines the repeated measurements
+    of each side.
+    """
     main_start, main_replay, start, replay = (_typical(side, pick) for side in sides)
     return ratio(start, replay) / ratio(main_start, main_replay)
 
@@ -297,7 +302,10 @@ def _change(services: int, endpoints: int, *, quick: bool = True) -> Case:
 
 
 def _figures(size: tuple[int, int], *, quick: bool) -> Case:
-    """Measures single changes, first connections of new Services, and churn, and replays their messages."""
+    """Measures single changes, first connections of new Services, and churn.
+
+    Then replays the messages that were recorded during these measurements.
+    """
     services, endpoints = size
     name = f"figures {services}x{endpoints}"
     return _steady(
@@ -559,7 +567,10 @@ def _backend_flags(backend: str) -> list[str]:
 
 
 def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repeats: int, quick: bool) -> Case:
-    """Measures starts and replays of both ``sides`` alternately, because the machine's speed changes from minute to minute.
+    """Measures starts and replays with the two variants in ``sides``, alternately.
+
+    The machine's speed changes from minute to minute.
+
 
     If ``repeats`` is 1, the sides are measured in reverse order, because the first side of ``binding`` leaves the kernel busy
     with removed addresses.
@@ -580,7 +591,7 @@ def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repe
 
 
 def _rows_in_turn(name: str, sides: Mapping[str, Side], measured: Sequence[str], found: Sequence[Found]) -> Iterator[Row]:
-    """``measured`` has the name of the side for each measurement in ``found``.
+    """``measured`` tells, for each measurement in ``found``, which of the compared ``sides`` was measured.
 
     The first measurement of each side is a start. The replays of that side repeat the messages of this start.
     """

@@ -5,10 +5,10 @@
 Each measurement is a list of a name (a key of ``MEASUREMENTS`` in measure.py) and the arguments. The argument ``pages`` is the
 number of Services, the number of endpoints of each Service, and optionally the number of nodes; ``recording`` is the name of a
 file. The measurement ``restart`` gets no new namespace: it runs in the namespace of the previous measurement, and begins with the
-state that is left there. A measurement that takes longer than ``limit_s`` is stopped. After a measurement was stopped, no
-measurement with the same size and flags is started, and no measurement that needs its recording. Each line of output is a JSON
-object. The object holds a result, or only ``error`` (a text), or only ``stopped_s`` (the number of seconds after which the
-measurement was stopped).
+state that is left there. A measurement that takes longer than ``limit_s`` is stopped. After a measurement was stopped, later
+measurements with the same size and flags, or with the same ``recording``, are not started. Each line of output is a JSON object.
+The object holds a result, or only ``error`` (a text), or only ``stopped_s`` (the number of seconds after which the measurement
+was stopped).
 """
 
 import json
@@ -61,9 +61,9 @@ def run(directory: pathlib.Path) -> None:
 
 
 def same_names(arguments: Mapping[str, Any]) -> list[str]:
-    """Returns the names that similarly slow measurements share: one for size and flags, and one for the recording.
+    """Returns up to two names for a measurement: one for its size and flags, and one for its recording.
 
-    If a measurement was stopped, those that share a name with it are not run.
+    If a measurement was stopped, measurements that share a name with it are not run, because they would be similarly slow.
     """
     alike = [json.dumps([arguments["pages"], arguments.get("flags")])] if "pages" in arguments else []
     return alike + ([arguments["recording"]] if "recording" in arguments else [])
@@ -79,7 +79,8 @@ def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> di
     """Run one measurement in the namespace."""
     log = directory / "log"
     limit_s = arguments.pop("limit_s", None)
-    # Measurements without a kernel need no new namespace, because they leave no objects in the namespace of this process.
+    # Measurements that send nothing to the kernel need no new namespace, because they leave no objects in the namespace of this
+    # process.
     inside = [] if what in cases.WITHOUT_KERNEL else ["ip", "netns", "exec", NAMESPACE]
     command = [*inside, sys.executable, "-m", "scripts.benchmark.measure", what, json.dumps(arguments)]
     if profile := os.environ.get("IPVSPROXY_PROFILE"):

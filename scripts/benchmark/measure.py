@@ -132,7 +132,7 @@ def tools(services: int, endpoints: int) -> Figures:
 
 
 def flows(flows: int) -> Figures:
-    """Measures the deletion of one endpoint's flows among a tenth of ``flows`` flows, and among all ``flows``.
+    """Measures the deletion of one endpoint's flows among ``flows`` / 10 and among ``flows`` tracked flows.
 
     The figure ``grown_mb`` is the growth of the process's largest resident memory during the clean-up.
     """

@@ -173,7 +173,10 @@ def serving(table: str) -> set[str]:
 
 
 def has_synced(metrics: str) -> bool:
-    """Whether an IPv4 sync has finished. The metric of older kube-proxies has no IP family, so any sync of theirs counts."""
+    """Whether an IPv4 sync has finished.
+
+    The metric of older kube-proxies has no label for the IP family, so a sync of any family counts.
+    """
     return any(float(at) for labels, at in _LAST_SYNC.findall(metrics) if "IPv6" not in labels)
 
 

@@ -15,14 +15,16 @@ from ipvsproxy.kernel.base import netlink
 
 _HEADER = struct.Struct("=IHHII")
 _TRANSACTION_BEGINS = 16  # NFNL_MSG_BATCH_BEGIN
-_PLAIN_BEGIN_SIZE = 20  # the size without attributes: the netlink header and struct nfgenmsg
+_PLAIN_BEGIN_SIZE = 20  # bytes of this message without attributes: the netlink header and struct nfgenmsg
 _BUFFER_BYTES = 1 << 20
 """The size of the file's buffer, in bytes. Without a buffer, each write would be a system call, and would take a twentieth of the
 time of a single change on the test kernel."""
 
 
 class Recorded(NamedTuple):
-    """The rules and the chunks that were sent to the kernel. Each chunk has its netlink protocol and its step.
+    """The runs of iptables-restore, and the chunks of netlink messages that were sent to the kernel.
+
+    Each chunk has its netlink protocol and its step.
 
     A step is a part of the measurement and optionally a number, such as ``change 7``; the step is empty between parts of the
     measurement. Each element of ``rules`` is one run of iptables-restore: its command line, followed by its standard input.

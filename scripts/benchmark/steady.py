@@ -1,4 +1,4 @@
-"""Measures a program that runs in the process of the benchmark: changes, churn, a rolling update, idling, audits, scrapes."""
+"""Measures changes, churn, a rolling update, idling, audits and scrapes of a program in this process."""
 
 import asyncio
 import dataclasses
@@ -165,7 +165,7 @@ class _Steady:
         return {**distribution(latencies_s), "messages": statistics.median(messages)}
 
     def _new_service(self, number: int) -> dict[str, bytes]:
-        """For each kind of object, the watch line that adds the Service with this number, or its EndpointSlice.
+        """The watch lines that add the Service with this number and its EndpointSlice, by kind of object.
 
         The endpoint is on another node.
         """

@@ -56,9 +56,9 @@ TOOLS = (
         for ending in ("", "-save", "-restore")
     ),
 )
-"""System programs that the tests start often. The first folder of PATH has links to these programs. An attempt in a folder that
-lacks the program takes as long as a successful start. The reason is that user-mode Linux copies the caller's address space at
-each attempt."""
+"""System programs that the tests start often. The first folder of PATH has links to these programs. An attempt to start a program
+from a folder that lacks the program takes as long as a successful start. The reason is that user-mode Linux copies the caller's
+address space at each attempt."""
 
 PASSED_NAMES = frozenset({"VIRTUAL_ENV", "TERM", "CI", "LANG"})
 PASSED_PREFIXES = ("PYTHON", "HYPOTHESIS", "IPVSPROXY_")
@@ -74,7 +74,8 @@ def directory(command: list[str], mounts: list[str], iptables: str | None) -> It
         iptables: the variant of iptables that the command gets; None means the host's variant.
 
     Raises:
-        NoKernelError: the command needs a directory in /run, or /tmp itself; both are empty where the command runs.
+        NoKernelError: a directory that the command needs is /tmp itself or is in /run; where the command runs, /run and /tmp are
+        empty.
     """
     with tempfile.TemporaryDirectory(prefix="ipvsproxy-kernel-") as name:
         control = pathlib.Path(name)

@@ -90,7 +90,10 @@ def written(name: str, path: pathlib.Path) -> list[str]:
 
 
 def shared(name: str, path: pathlib.Path, *more: str) -> list[str]:
-    """Return the arguments of QEMU that let the guest mount a directory of the host by this name."""
+    """Return the arguments with which QEMU shares the directory ``path`` of the host.
+
+    The guest mounts the directory by the tag ``name``.
+    """
     # With security_model=none, QEMU ignores a failure to set a file's owner: if the caller is not root, new files belong to the
     # caller.
     options = ("local", f"id={name}", f"path={quoted(path)}", "security_model=none", "multidevs=remap", *more)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 WITHIN_S = patience.seconds(60.0)
 """The longest wait, in seconds, for a call that runs in the server's thread. Some calls end only after the program has acted."""
 BACKUPS = 4
-"""The number of the latest changes that a restored backup does not contain."""
+"""A restored backup lacks at most this many of the latest changes."""
 REFUSALS = 2
 """The number of successive requests that the API server refuses."""
 UNREADABLE_S = 1.0

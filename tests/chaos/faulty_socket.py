@@ -1,4 +1,4 @@
-"""Netlink sockets that inject faults: ``Faults`` says which requests of the program to the kernel fail, and how."""
+"""Netlink sockets that inject faults: ``Faults`` says which of the program's requests to the kernel fail, and how."""
 
 import dataclasses
 import errno
@@ -48,7 +48,7 @@ class FaultySocket:
     _is_silent: bool = False
 
     def send(self, data: bytes, /) -> int:
-        """Send, with one system call, all messages that no requested fault affects."""
+        """Send all messages with one system call, except the messages that must fail because of a requested fault."""
         self._before, self._behind, self._trouble, self._is_silent = [], [], None, False
         order = self.faults.ordered()
         if order is None:

@@ -85,7 +85,7 @@ class History:
         With ``quick``, ``verify`` runs only at the end of the history.
 
         ``direct_return`` says whether direct return is on; if it is on, Services and Nodes choose direct return by annotations.
-        If ``without`` is a ``Moment``, the program runs without the fix that handles this moment.
+        If ``without`` is a ``Moment``, the program runs without the fix for this kind of temporary condition on the node.
         """
         self.diary: list[str] = []
         self._steps = list(drawn.steps)

@@ -32,8 +32,8 @@ these kinds."""
 HARM_SHARE = 0.1
 """The share of harms (see ``harm.py``) among the steps. A history of fewer than 10 steps has no harm."""
 DIRECTORY_EVERY = 4
-"""In each group of this many successive histories, the last history reads a directory, and all other histories read an API
-server."""
+"""Of each group of this many successive histories, only the last history gives ipvsproxy a directory of manifests. All other
+histories give ipvsproxy an API server."""
 DIRECTORY_TROUBLES = [Trouble.GARBAGE_FILE, Trouble.UNREADABLE_FILES]
 SERVER_TROUBLES = [kind for kind in Trouble if kind not in DIRECTORY_TROUBLES]
 MOMENTS: Mapping[Backend, Sequence[Moment]] = {

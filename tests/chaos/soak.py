@@ -9,7 +9,8 @@ from tests.chaos.usage import Usage
 from tests.chaos.world import Key, Object, key_of
 
 FIRST_NUMBER = 2000
-"""The number from which the first Service's address is made; ``world`` uses lower numbers."""
+"""The number of the first Service. ``workload`` makes the Service's name and address from this number; ``world`` uses lower
+numbers."""
 PODS = 20_000
 GOES = 0.02
 """The share of changes that delete a Service."""

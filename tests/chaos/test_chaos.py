@@ -28,8 +28,8 @@ LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
 """For each backend, the number of steps in the history that is made from ``SEED``. With nftables, the steps include a switch to
 iptables and back."""
 MOMENTS = (Moment.FULL_RELOAD, Moment.LOCKED_RESTART, Moment.SILENT_PROXY)
-"""The bad moments of this history. The first one replaces the moment that the seed has drawn; each other one is a step at the
-end."""
+"""The temporary conditions (see ``Moment``) that this history causes on the node. The first condition replaces the condition that
+was drawn from the seed. Each other condition is one more step at the end of the history."""
 QUIET_POINTS = {Backend.IPTABLES: 11, Backend.NFTABLES: 14}
 """The number of calls of ``wait_until_quiet``: one at the beginning, one after each step, and one inside each of two
 ``MOMENTS``."""
@@ -71,7 +71,7 @@ def test_tunnels_and_changing_nodes_occur_only_in_a_world_with_direct_return(
     assert nodes == ({(), *others} if direct_return else {()})
 
 
-def test_a_few_histories_together_contain_every_kind_of_every_step() -> None:
+def test_a_few_histories_together_contain_every_kind_of_drift_harm_fault_trouble_and_moment() -> None:
     drawn = [plan.draw(1, number, 15) for number in range(7)]
     assert {kind for one in drawn[:5] for kind in one.drifts} == set(drift.DRIFTS)
     assert {kind for one in drawn[:4] for kind in one.faults} == set(Kind)

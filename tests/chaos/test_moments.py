@@ -36,8 +36,8 @@ FOUND: dict[Moment, str] = {
 """A regular expression for each ``Moment`` against which the program has a removable fix. If the fix is removed, the suite must
 report a violation that matches the regular expression."""
 SLOWLY_FOUND = set(FOUND) - {Moment.FULL_RELOAD}
-"""The bad moments for which the suite needs half a minute or more to notice that the fix is missing, because the history waits
-for an event that never happens."""
+"""If the program's fix for one of these kinds of bad moments is removed, the suite notices this only after half a minute or more.
+The history first waits for an event that never happens."""
 
 
 @pytest.fixture(scope="module", name="node")
@@ -57,13 +57,13 @@ def test_each_bad_moment_has_a_function_and_each_removable_fix_has_an_expected_v
     assert set(broken.WITHOUT_MEND) == set(FOUND)
 
 
-def test_the_command_line_has_a_name_for_each_moment_each_trouble_and_each_harm() -> None:
+def test_every_bad_moment_trouble_and_harm_has_a_name_on_the_command_line() -> None:
     assert set(plan.KINDS.values()) == {*Moment, *Trouble, *HARMS}
     assert plan.name_of(plan.KINDS["stopped-clear-ipvs"]) == "stopped-clear-ipvs"
     assert plan.only(Moment.STALLED_LOG, HARMS[0]).steps == ["moment", "harm"]
 
 
-def test_the_wrapper_around_iptables_save_hides_a_table_only_while_it_has_a_native_rule(
+def test_the_wrapper_around_iptables_save_hides_a_table_only_while_the_table_has_a_native_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = tmp_path / "real"

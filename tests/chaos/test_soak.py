@@ -32,7 +32,7 @@ def test_too_few_samples_do_not_prove_that_usage_stays_constant() -> None:
     assert soak.growth([CALM, CALM]) == ["there are too few samples to tell"]
 
 
-def test_usage_reads_the_descriptors_memory_and_tasks_of_this_process(tmp_path: Path) -> None:
+def test_the_usage_of_a_process_has_its_descriptors_and_memory_and_tasks(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks"
     tasks.write_text("3")
     before = usage.read(os.getpid(), tasks)

@@ -1,4 +1,4 @@
-"""Tests that the inspecting commands and ``run`` have the same desired state in each table.
+"""Covers that each table has the same desired state in ``run`` and in the commands that inspect a node.
 
 The tables are compared after ``run`` has programmed the kernel.
 """
@@ -98,7 +98,7 @@ async def test_commands_and_the_daemon_desire_the_same_state_after_each_phase_of
 
 
 @in_virtual_time
-async def test_commands_desire_the_same_state_as_run_if_addresses_of_api_servers_are_refused() -> None:
+async def test_commands_and_the_daemon_desire_the_same_state_if_addresses_of_api_servers_are_refused() -> None:
     objects = (builders.node(), *API_SERVERS)
     await assert_all_agree_through([objects], MemoryNode())
     comparison = Comparison(inspected(memory_node.new_kernel(), *objects))

@@ -247,7 +247,7 @@ def test_doctor_reports_what_prevents_the_use_of_local_routes_if_local_routes_ar
     assert _judge(**facts) == []
 
 
-def test_doctor_reports_local_routes_only_if_they_are_not_configured() -> None:
+def test_doctor_reports_local_routes_only_if_the_configuration_does_not_use_local_routes() -> None:
     left = dataclasses.replace(SEEN, routes=frozenset(builders.addresses("10.96.0.1")))
     for loopback in (Loopback(), Loopback(networkd="unmanaged")):
         assert _judge("--ipvs-vip-binding=routes", observation=left, loopback=loopback) == []
@@ -294,7 +294,7 @@ def test_doctor_reports_virtual_servers_of_other_programs() -> None:
     assert finding.text.endswith(": TCP 192.0.2.1:80")
 
 
-def test_doctor_reports_a_virtual_server_with_our_node_port_on_an_address_without_node_ports() -> None:
+def test_doctor_reports_a_virtual_server_on_our_node_port_if_its_address_serves_no_node_ports() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
     found = {builders.frontend("203.0.113.9", 30080): server, builders.frontend("203.0.113.9", 80): server}
@@ -313,7 +313,7 @@ def test_doctor_finds_no_fault_if_a_scheduler_is_in_use_and_our_own_process_hold
     assert _judge(observation=seen, modules={"ip_vs_rr": ModuleState.UNKNOWN}, listeners=ours) == []
 
 
-def test_doctor_prints_faults_with_remedies_before_notes_and_lists_the_topics_that_are_ok_last() -> None:
+def test_doctor_prints_faults_with_their_remedies_then_notes_and_last_the_topics_that_are_ok() -> None:
     findings = [
         ok("kernel", "Linux 6.1"),
         note("sysctl", "net/ipv4/ip_forward is 0, desired 1", "run sets it"),

@@ -148,7 +148,7 @@ async def test_explain_searches_all_namespaces_if_the_name_has_no_namespace() ->
 
 
 @pytest.mark.parametrize("subject", ["default/web-b", "web-b", "10.244.0.2", "10.244.0.2:8080"])
-async def test_explain_of_a_pod_shows_which_services_use_it_and_why_others_do_not(subject: str) -> None:
+async def test_explain_shows_for_a_pod_which_services_use_it_and_why_other_services_do_not(subject: str) -> None:
     lines = await _synced_text(subject, *WEB, targets=PODS)
     assert lines[0] == "endpoint default/web-b (10.244.0.2) on node-a"
     assert lines[1].startswith("  default/hidden: OUT: the API server is not asked for headless Services")

@@ -235,7 +235,7 @@ async def test_a_pod_that_does_not_run_is_reported_unless_another_pod_runs_on_it
     }
 
 
-async def test_fleet_queries_the_labelled_pods_through_the_pod_proxy_path() -> None:
+async def test_the_command_fleet_queries_labelled_pods_by_the_proxy_path_of_the_api_server() -> None:
     cluster = Cluster({"n1": WELL})
     await asked(cluster)
     assert cluster.paths == [

@@ -64,7 +64,7 @@ async def _lines(kernel: FakeKernel, *objects: ApiObject, targets: Targets = TAR
     return list(listing.render(await _list(kernel, *objects, targets=targets)))
 
 
-async def test_the_right_column_of_list_names_the_service_port_or_the_pod_and_node_of_each_row() -> None:
+async def test_the_command_list_shows_the_service_port_or_the_pod_and_node_at_the_end_of_each_row() -> None:
     kernel = await synced_kernel(*WEB)
     assert await _lines(kernel, *WEB) == [
         "IP Virtual Server version 1.2.1 (size=4096)",
@@ -200,7 +200,7 @@ async def test_list_shows_which_endpoints_are_missing_from_the_kernel() -> None:
     assert "default/web:http (10.244.1.1:8080 is missing)" in [line[72:] for line in listing.render(document)]
 
 
-async def test_list_names_the_service_of_a_firewall_mark_and_labels_it_as_second_scope() -> None:
+async def test_the_command_list_shows_the_service_of_a_firewall_mark_and_the_words_second_scope() -> None:
     objects = (
         builders.node(),
         builders.service("shop", kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.7"], external_local=True),

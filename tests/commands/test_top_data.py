@@ -24,7 +24,7 @@ def test_a_time_span_is_printed_in_readable_units() -> None:
     assert "|".join(map(top_data.seconds, values)) == "-|12 ms|3.2 s|42 s|2 min|120 min|2 h|10 d"
 
 
-def test_the_endpoints_column_has_a_separate_count_for_ready_and_draining_and_unused_endpoints() -> None:
+def test_the_endpoints_column_counts_ready_draining_and_unused_endpoints_separately() -> None:
     column = next(one for one in top_data.SERVICE_COLUMNS if one.title == "Ends")
     counts = ((3, 1, 2), (3, 0, 2), (3, 0, 0))
     rows = [{"endpoints": dict(zip(("ready", "draining", "unused"), one, strict=True))} for one in counts]

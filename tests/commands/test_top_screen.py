@@ -97,7 +97,7 @@ async def test_top_draws_its_first_picture_after_a_single_request() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_keys_sort_and_filter_and_open_services_and_end_the_program(size: tuple[int, int]) -> None:
+async def test_a_user_can_sort_filter_and_open_services_and_end_the_program_with_keys(size: tuple[int, int]) -> None:
     daemon = Daemon("demo/web", "demo/dns")
     app = _app(daemon)
     async with app.run_test(size=size) as pilot:
@@ -170,7 +170,7 @@ async def test_the_screen_shows_a_lost_connection_and_its_recovery() -> None:
         assert "NO ANSWER" not in _shown(pilot)
 
 
-async def test_the_details_of_a_service_say_if_the_connection_is_lost_or_the_service_is_deleted() -> None:
+async def test_the_details_of_a_service_show_a_lost_connection_and_the_deletion_of_the_service() -> None:
     daemon = Daemon("demo/web")
     async with _screen(daemon, interval_s=0.02) as pilot:
         await pilot.press("enter")

@@ -42,7 +42,7 @@ async def _at(node: PageNode, act: Callable[[int], None]) -> None:
         await asyncio.to_thread(act, port)
 
 
-async def test_keys_in_a_terminal_open_a_service_and_end_top(node: PageNode) -> None:
+async def test_top_opens_a_service_after_the_enter_key_and_ends_after_the_key_q(node: PageNode) -> None:
     def act(port: int) -> None:
         with _top(80, 24, f"--server=http://127.0.0.1:{port}", "--sort=name", "--filter=10.244.1.") as terminal:
             terminal.until("node-a: in force", "default/web", "Conn/s", "q quit", "by name: 1")

@@ -83,7 +83,7 @@ def test_help_shows_every_field_and_every_flag_and_the_defaults_of_the_flags() -
         assert " ".join(option.help.split()) in plain or not option.flag
 
 
-def test_lines_of_the_help_fit_a_terminal_and_a_star_marks_flags_that_override_the_file() -> None:
+def test_the_help_fits_a_terminal_and_has_a_star_after_flags_that_override_the_file() -> None:
     lines = commands.render_help().splitlines()
     assert max(map(len, lines)) <= 110
     assert "  --hostname-override NAME *  [hostnameOverride]" in lines

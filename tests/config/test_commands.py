@@ -118,7 +118,7 @@ def test_a_wrong_value_of_an_enumeration_is_reported_with_the_most_similar_value
     assert problem == "--only: 'owm' must be own"
 
 
-def test_the_flags_output_and_dry_run_take_effect_even_with_a_configuration_file() -> None:
+def test_the_output_flag_and_the_dry_run_flag_take_effect_even_with_a_configuration_file() -> None:
     config = loading.from_file("", "-o", "json", "--dry-run")
     assert (config.dry_run, config.as_json, config.notices) == (True, True, ())
 

@@ -133,7 +133,7 @@ def test_a_notice_shows_the_name_of_an_unknown_field_on_one_line(key: str, shown
     ]
 
 
-def test_the_last_value_of_a_repeated_field_applies_with_a_notice() -> None:
+def test_a_notice_says_that_an_earlier_value_of_a_repeated_field_is_not_used() -> None:
     config = from_file("oomScoreAdj: 1\noomScoreAdj: 2\n")
     assert config.oom_score_adj == 2
     assert str(config.notices[0]) == "/etc/kube-proxy.conf:5: oomScoreAdj: is repeated here; the earlier value is not used"

@@ -1,4 +1,6 @@
-"""Tests the syntax of command lines, and the precedence of flags and file. Also tests that every problem is reported.
+"""Tests the syntax of command lines, and which flags take precedence over the configuration file.
+
+Also tests that every problem is reported.
 
 ``test_validate.py`` tests values.
 """
@@ -65,7 +67,7 @@ def test_values_out_of_range_are_reported_together_with_problems_of_the_flags_an
     ]
 
 
-def test_only_the_api_version_and_the_kind_of_a_file_are_reported_if_they_are_wrong() -> None:
+def test_no_other_problem_is_reported_if_a_file_has_the_wrong_api_version_and_kind() -> None:
     with pytest.raises(ConfigError) as raised:
         load_with(["--config", PATH], b"kind: Pod\napiVersion: v1\n")
     assert [problem.source.name for problem in raised.value.problems] == ["apiVersion", "kind"]

@@ -50,7 +50,7 @@ REFUSED: Sequence[tuple[Callable[[str], object], str, Sequence[str]]] = [
 
 
 @pytest.mark.parametrize(("parse", "rule", "text"), [(parse, rule, text) for parse, rule, texts in REFUSED for text in texts])
-def test_the_error_states_the_rule_if_an_option_has_a_value_that_go_refuses(
+def test_the_error_says_which_values_are_allowed_if_go_would_refuse_the_value_of_an_option(
     parse: Callable[[str], object], rule: str, text: str
 ) -> None:
     with pytest.raises(ValueError, match=rule):

@@ -185,9 +185,7 @@ def test_a_missing_node_object_is_logged_once(
     assert [line["node"] for line in logged if line["event"] == "load_balancers_turned_away"] == expected
 
 
-def test_node_port_addresses_that_lack_a_range_of_a_served_family_are_logged_at_the_start(
-    kernel: Kernel, tmp_path: pathlib.Path
-) -> None:
+def test_a_notice_is_logged_if_nodeport_addresses_has_no_range_of_a_served_family(kernel: Kernel, tmp_path: pathlib.Path) -> None:
     logged = serve_once(kernel, tmp_path, "--nodeport-addresses=192.0.2.0/24")
     notices = [line["notice"] for line in logged if line["event"] == "configuration_notice"]
     assert notices == ["nodePortAddresses has no range of IPv6, which this node serves"]

@@ -65,7 +65,7 @@ def test_no_set_is_removed_if_ipset_is_not_loaded(tmp_path: pathlib.Path) -> Non
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-def test_remove_ipsets_leaves_and_returns_a_set_that_a_rule_still_uses() -> None:
+def test_a_set_that_a_rule_still_uses_is_only_emptied_and_remove_ipsets_returns_its_name() -> None:
     for words in (
         ("ipset", "create", "KUBE-NODE-IP", "hash:ip"),
         ("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port"),

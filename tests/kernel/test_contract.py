@@ -636,7 +636,7 @@ def test_a_scheduler_whose_module_does_not_exist_counts_as_missing(kernel: Kerne
     assert kernel.why_missing("rr") == ""
 
 
-def test_another_programs_virtual_server_by_firewall_mark_is_not_changed(kernel: Kernel) -> None:
+def test_a_virtual_server_of_another_program_is_not_changed_if_a_firewall_mark_identifies_it(kernel: Kernel) -> None:
     theirs = VirtualServer(FirewallMark.of(Family.IPV4, 0x3FFF), VirtualServerSettings("wrr"))
     apply(kernel, Verb.ADD, theirs)
     (outcome,) = apply(kernel, Verb.ADD, VirtualServer(theirs.key, VirtualServerSettings("rr")))

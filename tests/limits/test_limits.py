@@ -164,7 +164,7 @@ def _working_node(laboratory: lab.Lab, directory: Path, starter: tuple[str, ...]
         pytest.param((_full_disk, _processes, _memory), (), id="disk, processes and memory"),
     ],
 )
-def test_a_node_at_a_limit_still_serves_traffic_and_applies_changes_and_answers_requests_and_stops(
+def test_a_node_at_a_limit_serves_and_changes_services_answers_livez_and_obeys_sigterm(
     laboratory: lab.Lab, limits: tuple[Limit, ...], starter: tuple[str, ...], tmp_path: Path
 ) -> None:
     """The limits are tested one after the other.

@@ -75,7 +75,7 @@ def test_endpoint_slices_with_different_addresses_or_conditions_are_not_equal() 
     assert len({builders.endpoint_slice(one, family=Family.IPV4) for one in (first, other, gone, first)}) == 3
 
 
-def test_owners_are_sorted_with_the_node_first_and_then_services_by_age_and_then_by_name() -> None:
+def test_the_node_comes_first_when_owners_are_sorted_by_age_and_then_by_name() -> None:
     older, younger, namesake = (Owner(age, ServiceName(*name)) for age, name in ((1, "bb"), (2, "aa"), (2, "ab")))
     assert sorted([namesake, younger, older, NODE_OWNER]) == [NODE_OWNER, older, younger, namesake]
     assert older.service == ServiceName("b", "b")

@@ -30,11 +30,12 @@ by_family = _bound(*Family)
 """Run a test once for each family, with a different binding for each family. One binding per family suffices, because rules,
 flows and sets do not depend on how an address becomes local."""
 by_ipv4, by_ipv6 = map(_bound, Family)
-"""Like ``by_family``, but only a thorough run uses both families. The usual run uses only the family in the name. The program
-treats both families alike, and ``test_services.py`` sends each request over both families."""
+"""Like ``by_family``, but only a thorough run uses both families. The usual run uses only IPv4 for ``by_ipv4``, and only IPv6 for
+``by_ipv6``. The program treats both families alike, and ``test_services.py`` sends each request over both families."""
 each_family = pytest.mark.parametrize("family", Family, ids=label)
 mainly_ipv4, mainly_ipv6 = map(_mainly, Family)
-"""Like ``by_ipv4`` and ``by_ipv6``, for test modules in which ipvsproxy runs with only one binding."""
+"""Run a test with one IP family; in a thorough run, also with the other family. These marks are for test modules in which
+ipvsproxy runs with only one binding."""
 with_addresses, with_routes = (
     pytest.mark.parametrize("binding", [one], indirect=True, scope="module", ids=str)
     for one in (Binding.ADDRESSES, Binding.ROUTES)

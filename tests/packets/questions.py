@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A request: one row of a table, with one protocol and one IP family."""
+    """The request that one row of a table describes, for one protocol and one IP family."""
 
     row: Row
     protocol: str

@@ -12,7 +12,7 @@ from tests.support import cluster, golden_state, lab
 from tests.support.cluster import Cluster
 
 HELD = (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
-"""Each client that keeps one TCP connection per IP family open, and the address to which the client connects."""
+"""Pairs of a client and an address. The client keeps TCP connections to the address open, one for each IP family."""
 Client = tuple[str, str, str, Family]
 """A client that sends requests, with its protocol, address and family."""
 

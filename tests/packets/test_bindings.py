@@ -1,6 +1,7 @@
 """Covers local routes.
 
-A reload switches between addresses and routes under load, a kill interrupts a switch, and routes are missing or surplus.
+The tests switch between addresses and routes by a reload under load, and kill the program during a switch. They also check that
+missing and surplus routes are repaired.
 """
 
 import functools

@@ -174,7 +174,7 @@ def test_session_affinity_is_kept_until_its_timeout_and_then_expires(running: Cl
 def test_session_affinity_lasts_longer_than_its_timeout_if_ipvs_still_has_a_connection_of_the_client(running: Cluster) -> None:
     """Covers docs/runbook.md.
 
-    A client's affinity is an IPVS connection with source port 0, which the client's other connections keep alive.
+    IPVS stores a client's affinity as a connection with source port 0. The client's other connections keep this connection alive.
     """
     shortest = {"clientIP": {"timeoutSeconds": 1}}
     running.have(service("web", 1, "p1", "r1", protocols=["TCP"], sessionAffinity="ClientIP", sessionAffinityConfig=shortest))

@@ -181,7 +181,7 @@ def _many(count: int, *pods: str) -> list[list[dict[str, Any]]]:
 
 
 def _choices(three: Three, ports: Collection[int], change: Callable[[], None] = lambda: None) -> list[dict[int, str]]:
-    """Maps each client port to the node that gets its datagram.
+    """Returns two mappings, each from a client port to the node that gets the datagram sent from this port.
 
     There is one mapping for each of the two nodes through which the client sends.
 

@@ -1,6 +1,6 @@
 """Tests of direct return with various options of Services and networks.
 
-Also covers endpoints that move, and a change of the node of entry.
+Also covers endpoints that move to other nodes, and client packets that begin to arrive at another node.
 
 
 Service addresses are local routes; ``three_nodes.py`` describes the nodes.

@@ -167,7 +167,10 @@ def _tunnels_and_settings(node: lab.Lab, place: str) -> tuple[set[str], dict[str
 
 
 def _sources(node: lab.Lab) -> tuple[str, ...]:
-    """The source addresses that the pods of ``DIRECT`` see; empty if not every request succeeds or one node gets none."""
+    """The source addresses that the pods of ``DIRECT`` see.
+
+    The result is empty if a request fails, or if one of the two nodes gets no request.
+    """
     seen = node.probe("client", "TCP", *DIRECT, src=CLIENT, count=three_nodes.CLIENTS, timeout_s=20.0)
     return seen.sources if (seen.outcome, seen.backends) == ("ok", ("10.244.0.11", "10.244.1.11")) else ()
 

@@ -87,7 +87,7 @@ def test_large_datagrams_of_the_host_do_not_arrive_over_ipv6(running: Cluster) -
 
 
 @with_addresses
-def test_large_datagrams_of_pods_arrive_unless_they_pass_a_bridge_with_netfilter_over_ipv6(running: Cluster) -> None:
+def test_large_datagrams_of_pods_are_lost_only_over_ipv6_and_only_if_netfilter_sees_bridged_packets(running: Cluster) -> None:
     assert _arrived(running, Family.IPV4, "p2", "cluster 5") is Arrived.ALL
     assert _arrived(running, Family.IPV6, "p2", "cluster 5") is Arrived.NONE
     before = running.lab.call("sysctl", namespace="node", values={BRIDGED: "0"})

@@ -200,7 +200,7 @@ def test_a_service_gets_the_packets_of_its_node_port_although_docker_publishes_t
         assert foreign(laboratory) == before
 
 
-def test_doctor_reports_that_docker_drops_forwarded_packets_if_docker_user_does_not_accept_them(
+def test_doctor_reports_that_docker_drops_forwarded_packets_if_its_chain_docker_user_is_empty(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     outside = Row("a pod reaches an endpoint of another node", "p2", "cluster 5", 0, ANSWERED, "r1", "p2", ("TCP",))
@@ -230,7 +230,7 @@ def with_host_ports(laboratory: lab.Lab, program: str) -> None:
 def reached(laboratory: lab.Lab) -> set[str]:
     """The pods that answer the probes of port 80 of the Service's addresses.
 
-    For a probe without an answer, the set has its outcome.
+    If a probe gets no answer, the set contains the probe's outcome, such as ``timeout``, instead of a pod.
     """
     probes = [laboratory.probe(from_, "TCP", address(to, Family.IPV4), 80) for from_, to in REACHED]
     return {backend for one in probes for backend in one.backends or (one.outcome,)}

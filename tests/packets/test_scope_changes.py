@@ -138,7 +138,7 @@ def test_pods_outside_the_local_ranges_are_treated_as_by_kube_proxy_and_packets_
             laboratory.ip("node", f"address del {address}{alone} dev cni0", f"address add {address}{whole} dev cni0")
 
 
-def test_a_pod_of_another_node_counts_as_an_outside_client_even_in_the_pod_cidrs_of_this_node(
+def test_a_pod_of_another_node_is_an_outside_client_even_with_an_address_in_our_pod_cidrs(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     """With Calico's own address management, a pod of another node may have an address in this node's ``spec.podCIDRs``."""
@@ -188,7 +188,7 @@ def test_all_clients_are_treated_as_with_kube_proxy_if_the_kernel_has_no_table_m
         running.wait_until(all_served, "everybody served")
 
 
-def test_connections_survive_a_restart_with_other_firewall_marks_and_one_without_second_scopes(
+def test_connections_survive_if_a_restart_changes_the_firewall_marks_or_turns_second_scopes_off(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:

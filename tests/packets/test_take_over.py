@@ -3,7 +3,7 @@
 ipvsproxy must not rewrite any object of kube-proxy, and no client may notice the take-over. After ipvsproxy has stopped, the
 kernel must have the state that kube-proxy left. The objects listed in ``golden/accepted.txt`` differ from kube-proxy's objects on
 purpose, and ipvsproxy may rewrite them. With ``--ipvs-traffic-scopes=api``, ipvsproxy adds the objects of second scopes to the
-recorded state. Before the hand-back, a program without this flag removes these objects.
+recorded state. Before the hand-back, ipvsproxy is started without this flag, and removes these objects.
 
 With the nftables backend, the take-over moves kube-proxy's rules and sets to nftables. Before the hand-back, a program with the
 iptables backend moves rules and sets back to iptables, under the same load.
@@ -33,8 +33,8 @@ LOOKED_THROUGH = frozenset({"flow"})
 """The kinds of operations that do not count as writes. At a start, operations of the kind ``flow`` only read the tracked flows of
 UDP ports."""
 WRITTEN = frozenset({("set", "sysctl")})
-"""Operations that a take-over may do: it sets the size of the table of flows, because the recording does not include this
-size."""
+"""The operations that a take-over may always do. ipvsproxy sets the size of the flow table, because kube-proxy's recorded state
+does not include this size."""
 SCOPED_SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables")
 SCOPED = frozenset({("add", "virtual_server"), ("add", "real_server"), ("add", "set"), ("add", "set_entry"), ("set", "rules")})
 """The operations that add the objects of second scopes or write their chains of rules."""

@@ -203,7 +203,7 @@ class Three:
         """Whether the program has nothing left to do. On a busy machine, rules may be written after the first sync.
 
         If an operation succeeds only after a sync, the next read of the kernel shows the success, and no further sync follows.
-        Therefore ``verify`` is run if the last sync left operations.
+        Therefore ``verify`` is run if the last sync left failed or pending operations.
         """
         return " failed=0 pending=0 " in self._syncs(place)[-1] or self._is_verified(place)
 
@@ -254,7 +254,7 @@ def check_served(three: Three, protocol: str, family: Family, *pods: str, count:
 
 
 def check_each_protocol(three: Three, entry: str) -> None:
-    """Check for each protocol that outside clients reach endpoints on two nodes through this node of entry.
+    """Check for each protocol that outside clients reach endpoints on two nodes if their packets arrive at the node ``entry``.
 
     Answers from other nodes bypass the node of entry.
     """

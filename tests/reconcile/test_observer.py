@@ -96,7 +96,7 @@ def beside_a_virtual_server_like_its_node_port() -> simulation.SimulatedNode:
     return node
 
 
-def test_a_virtual_server_that_equals_our_node_port_is_foreign_if_it_appears_after_the_first_read() -> None:
+def test_a_copy_of_our_node_ports_virtual_server_is_foreign_if_it_appears_after_the_first_read() -> None:
     node = beside_a_virtual_server_like_its_node_port()
     node.observe()
     assert set(node.reconciler._tables.virtual_servers.foreign) == {ALIKE}

@@ -43,7 +43,7 @@ def test_a_few_additions_do_not_reduce_the_number_of_allowed_removals() -> None:
     assert pace.room(100) == MOST_KEPT
 
 
-def test_pace_knows_when_more_removals_will_be_allowed() -> None:
+def test_changes_s_is_the_earliest_time_at_which_more_removals_may_be_allowed() -> None:
     pace = Pace()
     assert pace.changes_s == math.inf
     pace.note(added=0, removed=5, now=100.5)

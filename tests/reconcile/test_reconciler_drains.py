@@ -95,7 +95,7 @@ def test_drains_are_forgotten_as_soon_as_an_operation_shows_that_their_virtual_s
 
 
 @pytest.mark.checklist(92)
-def test_a_removal_counts_as_a_surprise_and_not_as_a_failure_if_the_real_server_is_missing() -> None:
+def test_a_removal_is_reported_as_a_surprise_if_the_real_server_is_already_missing() -> None:
     node = draining()
     del weights(node)[ONE]
     assert node.sync(after_s=1) == [removal(ONE)]

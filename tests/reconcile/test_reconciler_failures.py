@@ -121,7 +121,7 @@ def test_an_operation_that_succeeds_after_a_failure_does_not_wake_the_loop() -> 
     assert node.reconciler.next_s() is None
 
 
-def test_real_servers_are_added_together_with_their_virtual_server_when_the_kernel_accepts_it() -> None:
+def test_real_servers_are_added_in_the_same_sync_as_their_virtual_server_after_failed_attempts() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=2)
     node.put(*web("10.244.0.1"))

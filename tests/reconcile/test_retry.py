@@ -34,7 +34,7 @@ def test_a_failure_after_a_success_counts_as_a_first_failure() -> None:
     assert retries.next_s() == FIRST_DELAY_S
 
 
-def test_a_new_desired_value_may_be_tried_at_once_and_counts_as_a_first_attempt() -> None:
+def test_earlier_failures_do_not_count_after_the_desired_value_changes() -> None:
     retries = Retries()
     retries.fail("key", "add", 0)
     retries.fail("key", "add", 0)

@@ -109,7 +109,7 @@ def test_a_pending_object_is_shown_with_its_owner(node: simulation.SimulatedNode
     assert list(survey.pending_owners()) == [survey.states[WEB].owner]
 
 
-def test_statistics_count_objects_by_kind_and_do_not_change_after_the_call(node: simulation.SimulatedNode) -> None:
+def test_statistics_are_a_snapshot_of_the_counts_for_each_kind_of_object(node: simulation.SimulatedNode) -> None:
     before = node.reconciler.survey.statistics(node.now)
     assert (before.virtual_servers, before.addresses, before.foreign) == ([KEY], [KEY.address], frozenset())
     assert before.set_entries[IpSet(SetKind.CLUSTER_IP, Family.IPV4).name] == 1

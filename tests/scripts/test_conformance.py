@@ -42,7 +42,10 @@ passed||[sig-apps] Services of another group
 
 @pytest.fixture
 def programs(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A directory with the stand-ins for e2e.test and ginkgo, and with a file of the tests that they report."""
+    """A directory with the stand-ins for e2e.test and ginkgo.
+
+    Its file ``tests`` lists the tests whose results the stand-ins report.
+    """
     for name in ("e2e.test", "ginkgo"):
         path = tmp_path / name
         path.write_text(STAND_IN.replace("{python}", sys.executable))
@@ -80,7 +83,7 @@ def test_the_results_of_the_parallel_and_the_serial_tests_are_counted_by_status(
     assert len(saved) == 4
 
 
-def test_the_script_finds_programs_by_path_and_gets_the_kubeconfig_of_a_kind_cluster_from_kind(programs: pathlib.Path) -> None:
+def test_the_script_uses_the_programs_in_path_and_asks_kind_for_the_kubeconfig_of_a_cluster(programs: pathlib.Path) -> None:
     kind = programs / "kind"
     kind.write_text(
         '#!/bin/sh\n[ "$*" = "get kubeconfig --name blue" ] || { echo "no nodes" >&2; exit 1; }\necho "server: blue"\n'

@@ -1,4 +1,7 @@
-"""Covers that a benchmark reports in one sentence, and before it measures anything, that kube-proxy cannot be measured."""
+"""Covers how a benchmark finds kube-proxy.
+
+If kube-proxy cannot be measured, the benchmark says so in one sentence before it measures anything.
+"""
 
 import pathlib
 import sys
@@ -28,7 +31,7 @@ def test_kube_proxy_is_found_by_path_and_by_name(program: pathlib.Path, monkeypa
     assert kube_proxy.find("", directory=program.parent) == ""
 
 
-def test_a_kube_proxy_is_refused_if_its_directory_is_empty_on_the_test_kernel(
+def test_a_path_to_kube_proxy_is_refused_if_the_test_kernel_does_not_see_the_file(
     program: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = tmp_path_factory.mktemp("elsewhere") / "kube-proxy"

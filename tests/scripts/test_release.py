@@ -354,7 +354,7 @@ esac
         (None, ["> gcc\t12", "To lock the packages of this build (>): cp "]),
     ],
 )
-def test_scripts_image_prints_the_packages_that_differ_from_the_lock_file(
+def test_the_image_script_prints_the_packages_that_differ_from_the_lock_file(
     tmp_path: pathlib.Path, locked: str | None, said: list[str]
 ) -> None:
     (tmp_path / "scripts").mkdir()

@@ -109,7 +109,7 @@ def test_each_value_of_the_option_rules_chooses_iptables_programs_and_a_backend_
     assert kinds == {("legacy", None, 4), ("nft", None, 4), ("nft", "nftables", 3)}
 
 
-def test_the_tests_of_all_variants_run_on_two_debian_kernels_with_fivefold_time_limits(place: Place) -> None:
+def test_two_debian_kernels_run_the_tests_of_all_variants_with_time_limits_five_times_as_long(place: Place) -> None:
     ended = place.run("--kernel=debian", "--processors=1")
     assert ended.stdout.splitlines()[-1] == "11 passed, 0 failed"
     assert (place.root / "setups").read_text() == "--with-debian-kernel\n"

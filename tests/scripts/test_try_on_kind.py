@@ -164,7 +164,7 @@ def test_the_script_ends_with_status_1_and_keeps_the_cluster_if_a_command_fails(
     assert trial.called("kubectl --context kind-ipvsproxy logs") is ("not ready" in said)
 
 
-def test_the_migration_option_starts_kube_proxy_in_ipvs_mode_and_only_loads_our_image(tmp_path: pathlib.Path) -> None:
+def test_the_trial_with_migration_starts_kube_proxy_in_ipvs_mode_and_does_not_install_ipvsproxy(tmp_path: pathlib.Path) -> None:
     trial = Trial(tmp_path, "--migration")
     assert trial.status == 0
     assert trial.read("cluster.yaml")[0]["networking"]["kubeProxyMode"] == "ipvs"

@@ -54,7 +54,7 @@ def test_unit_tests_run_with_the_oldest_and_with_the_newest_allowed_packages(pla
     assert all(line.endswith("not kernel tests/model") for line in tested)
 
 
-def test_the_script_only_reports_a_missing_python_version_but_fails_if_a_test_fails(place: pathlib.Path) -> None:
+def test_the_script_fails_if_a_test_fails_but_not_if_a_python_version_is_missing(place: pathlib.Path) -> None:
     missing = run(place, "3.99")
     assert (missing.returncode, missing.stdout) == (0, "== 3.99: no such Python here\n")
     (place / "broken").touch()

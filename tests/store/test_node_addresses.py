@@ -33,7 +33,7 @@ def _slice(address: str = TAKEN, node: str = OTHER_NODE, suffix: str = "1") -> A
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_service_address_is_known_as_a_nodes_address_whether_slice_or_service_arrives_first(first: int) -> None:
+def test_a_node_address_is_recognised_whether_the_service_or_the_endpoint_slice_arrives_first(first: int) -> None:
     objects = [_service(TAKEN, "203.0.113.9"), _slice()]
     store = _store(objects[first])
     assert _others(store) == {}
@@ -118,7 +118,7 @@ def test_a_node_address_stays_known_if_one_of_two_services_with_this_address_is_
     assert _others(store) == {TAKEN: OTHER_NODE}
 
 
-def test_only_services_with_an_address_are_translated_again_if_the_node_of_the_address_changes() -> None:
+def test_a_change_of_the_node_of_an_address_retranslates_only_the_services_with_this_address() -> None:
     store = _store(_service(TAKEN), _service("203.0.113.9", name="api"), _service(balancer=[TAKEN], name="shop"))
     store.take()
     store.touch_external([Address(bytes([192, 168, 0, 11]))], 5)

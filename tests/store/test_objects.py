@@ -97,7 +97,7 @@ def test_take_returns_each_change_only_once(store: Store) -> None:
     assert first.services, "what was taken stays with the taker"
 
 
-def test_several_changes_of_a_service_are_taken_with_the_time_of_the_first_change(store: Store) -> None:
+def test_a_service_that_changes_several_times_is_reported_with_the_time_of_its_first_change(store: Store) -> None:
     deliver(store, builders.service("web", cluster=("10.96.0.11",)), now=5)
     deliver(store, builders.service("web", cluster=("10.96.0.12",)), now=6)
     deliver(store, builders.endpoint_slice(), now=8)
@@ -307,7 +307,9 @@ def test_errors_in_a_file_are_reported_each_time_the_file_is_read(store: Store) 
 
 
 def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
-    """Returns a store that waits for a second, confirming list if a list lacks more than half of the known objects.
+    """Returns a store that checks each list.
+
+    If a list lacks more than half of the known objects, the store removes none of them until another list confirms this one.
 
     Also returns the Services and EndpointSlices that the store knows.
     """

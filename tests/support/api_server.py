@@ -238,7 +238,10 @@ class ApiServer:
             await self._changed.wait_for(is_watched)
 
     async def asked(self, resource: Resource, *, watch: bool, times: int) -> None:
-        """Wait until clients have sent this many list requests; if ``watch`` is true, this many watch requests."""
+        """Wait until clients have sent this number of list requests for the resource.
+
+        If ``watch`` is true, only watch requests count instead.
+        """
         async with self._changed:
             await self._changed.wait_for(lambda: len(self.queries(resource, watch=watch)) >= times)
 

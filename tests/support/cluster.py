@@ -179,8 +179,8 @@ class Cluster:
         self._manifests = directory / "manifests"
         self._manifests.mkdir(exist_ok=True)
         self._log = directory / "log"
-        # ``--rules-backend`` is left out in two cases: an older version may not know the flag, and the flag would override a
-        # configuration file.
+        # ``--rules-backend`` is left out for an older version, because this version may not know the flag. It is also left out
+        # with a configuration file, because the flag would override the file.
         is_left_out = program.OTHER_VERSION and BACKEND is Backend.IPTABLES
         is_in_file = any(flag.startswith("--config=") for flag in flags)
         backend = () if is_left_out or is_in_file else (f"--rules-backend={BACKEND}",)

@@ -84,8 +84,8 @@ class FakeKernel:
     """The state of a node's kernel, and the operations applied to it.
 
     ``applied`` has the operations in order, including refused operations; ``counts`` counts the operations by verb and kind.
-    ``unreadable`` names what cannot be read: fields of ``Observation``, ``connections``, ``schedulers`` or ``timeouts``.
-    ``flows`` has, for each frontend, the number of tracked flows of each real server.
+    ``unreadable`` has the names of the parts that cannot be read. Each name is ``connections``, ``schedulers``, ``timeouts``, or
+    a field of ``Observation``. ``flows`` has, for each frontend, the number of tracked flows of each real server.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,8 @@ class FakeKernel:
     ) -> Iterator[Observation]:
         """Like ``observe``, but in steps; virtual servers are included only if ``whole`` is true.
 
-        A virtual server that the kernel no longer has gets the value None; with ``thorough``, the result leaves it out.
+        If the kernel no longer has a virtual server, the value of the virtual server is None. With ``thorough``, the result does
+        not contain this virtual server at all.
         """
         if thorough:
             self.audits += 1

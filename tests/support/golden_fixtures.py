@@ -86,7 +86,7 @@ def recording(profile: str, name: str) -> Mapping[str, Any]:
 def desired(profile: str, phase: str) -> Mapping[str, Any]:
     """The recording of a phase, in which virtual servers with the flag ``mh-port`` also get the flag ``mh-fallback``.
 
-    docs/differences.md, 70, has the reason.
+    Number 70 in docs/differences.md gives the reason.
     """
     recorded = recording(profile, phase)
     rows = {

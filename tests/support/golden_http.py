@@ -63,7 +63,7 @@ def _read_health(row: str) -> Any:
 
 
 def _read_listener(row: str) -> State:
-    """The answer of the listener that a row such as ``172.18.0.2 port 32314`` names, without the content type."""
+    """The answer of a listener, without the content type. ``row`` names the listener, for example ``172.18.0.2 port 32314``."""
     address, _, port = row.partition(" port ")
     return {name: value for name, value in fetch(f"{_host(address)}:{port}/").items() if name != "content_type"}
 

@@ -59,7 +59,7 @@ def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = B
 def _saved_rules(label: str) -> str:
     """The rules of the iptables variant that has rules in this namespace.
 
-    Once used, a legacy table exists even without rules, so its existence does not show that the legacy variant has rules.
+    A legacy table that was once used exists even without rules, so its existence does not show that the legacy variant has rules.
     """
     program, listing = ("iptables", "ip_tables_names") if label == "v4" else ("ip6tables", "ip6_tables_names")
     path = Path("/proc/net") / listing

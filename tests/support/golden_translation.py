@@ -27,7 +27,7 @@ State = dict[str, Any]
 
 
 def render(states: Sequence[ServiceState], settings: Settings, view: NodeView, other_nodes: Iterable[Address] = ()) -> State:
-    """The desired state of these Services, in those sections of a recording that describe the kernel.
+    """The desired state of these Services, in the format of a recording. Only the sections that describe the kernel are present.
 
     The result has the same format as a state that ``scope_rows.without_marks`` returns.
 

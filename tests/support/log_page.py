@@ -8,4 +8,4 @@ _EVENTS, _, _KEYS = PAGE.partition("\n## Keys\n")
 EVENTS = frozenset(re.findall(r"^\| `(\w+)` \| \S", _EVENTS, re.MULTILINE))
 KEYS = frozenset(re.findall(r"^\| `(\w+)` \| [^|]+ \| \S", _KEYS, re.MULTILINE))
 COUNTING = frozenset(re.findall(r"`(\w+)`", _KEYS.partition(" have a key for each kind of kernel object")[0]))
-"""The events whose keys are kinds of kernel objects, because the events count the objects of each kind."""
+"""The names of the events that have a key for each kind of kernel object. The value of such a key is a number of objects."""

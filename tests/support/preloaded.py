@@ -1,4 +1,7 @@
-"""Imports the program's modules in the way in which its command line does. This process then forks programs under test."""
+"""Imports the program's modules with the same function as the program's command line.
+
+This process then forks programs under test.
+"""
 
 import gc
 

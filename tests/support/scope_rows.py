@@ -28,7 +28,7 @@ def server_row(mark: int, family: Family) -> str:
 def named_server(first: str, kind: SetKind = SetKind.SCOPE) -> str:
     """The name of a second scope's virtual server, in a form that does not contain the mark.
 
-    ``first`` is the first address and port that the set of this kind lists for the scope, such as ``203.0.113.12,tcp:80``.
+    ``first`` is the scope's first address and port in the set of this kind, such as ``203.0.113.12,tcp:80``.
     """
     return f"FWM of {first}" if kind is SetKind.SCOPE else f"FWM of {first} in {kind.value}"
 

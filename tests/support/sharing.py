@@ -33,7 +33,8 @@ LONGEST = (
 )
 """These long modules are claimed first; otherwise, a process could start one of them when all other processes have ended."""
 _FOUND = pytest.StashKey[list[pytest.Item | pytest.Collector]]()
-"""The key of the collected nodes in the session's stash: modules, or the tests that the command line names."""
+"""The key in the session's stash for the nodes that pytest has collected. The nodes are modules, or the tests that the command
+line names."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,7 +70,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
         session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
         session.items = items  # a fixture searches this list for the tests that need the fixture
         session.testscollected = collected = collected + len(items)
-        for item, following in zip(items, [*items[1:], None], strict=False):  # without tests, the second list is longer
+        for item, following in zip(items, [*items[1:], None], strict=False):  # if there are no tests, the second list is longer
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)

@@ -83,7 +83,7 @@ def status(
 ) -> Status:
     """The health of a node at the time ``now_s``, in seconds since the epoch.
 
-    ``more`` gives, by name, the results of functions that ``Status`` calls.
+    Each argument in ``more`` has the name of a function that ``Status`` calls, and its value is the result of the function.
     """
     clock = Clock()
     functions: Any = {name: lambda found=found: found for name, found in more.items()}

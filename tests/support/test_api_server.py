@@ -73,7 +73,7 @@ async def test_the_server_for_tests_refuses_each_request_that_a_real_api_server_
     assert text.format_map(known) in body["message"]
 
 
-async def test_a_bookmark_with_only_kind_and_revision_is_sent_only_to_watches_that_request_bookmarks(
+async def test_only_watches_that_request_bookmarks_get_bookmarks_which_have_only_kind_and_revision(
     server: ApiServer, http: aiohttp.ClientSession
 ) -> None:
     query = {"watch": "1", "resourceVersion": str(server.store.revision)}

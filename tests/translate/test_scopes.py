@@ -1,6 +1,7 @@
 """Covers the second scope of external addresses (``--ipvs-traffic-scopes=api``).
 
-The tests show when a Service gets the scope, the scope's rules, and the path of a connection through the rules.
+The tests show when a Service gets a second scope, which rules a second scope has, and how a connection passes through these
+rules.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Tests of the trace through the rules, which determines the clients of a virtual server that are masqueraded."""
+"""Tests of ``trace``, which follows a connection through the rules to determine whether the connection is masqueraded."""
 
 import dataclasses
 

@@ -54,7 +54,7 @@ def test_an_interface_answers_arp_requests_only_for_its_own_addresses_if_strict_
         (65536, 2000000, 64, 1048576),
     ],
 )
-def test_the_conntrack_maximum_grows_from_a_minimum_to_a_ceiling_with_the_number_of_processors(
+def test_the_conntrack_maximum_grows_with_the_number_of_processors_between_a_minimum_and_a_ceiling(
     per_core: int, minimum: int, processors: int, maximum: int
 ) -> None:
     settings = conntrack_sysctls(ConntrackChoices(max_per_core=per_core, minimum=minimum), processors)

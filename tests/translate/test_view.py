@@ -78,7 +78,7 @@ def test_node_ports_answer_on_the_usable_addresses_of_every_interface_except_our
 
 
 @pytest.mark.checklist(10)
-def test_an_address_of_another_interface_serves_node_ports_even_if_our_device_also_has_it() -> None:
+def test_node_ports_answer_on_an_address_of_an_interface_even_if_our_device_has_the_same_address() -> None:
     view = builders.node_view({"eth0": ["2001:db8::1"], DEVICE: ["2001:db8::1"]})
     assert view.node_port_addresses[Family.IPV6] == builders.addresses("2001:db8::1")
     assert parse_address("2001:db8::1") in view.elsewhere
@@ -147,7 +147,7 @@ def test_the_primary_address_of_a_family_is_the_first_node_address_unless_a_bind
     assert view.primary_addresses == {Family.IPV4: parse_address(primary), Family.IPV6: parse_address("2001:db8::1")}
 
 
-def test_a_node_has_loopback_primary_addresses_and_no_zone_or_pod_ranges_without_a_node_object() -> None:
+def test_a_view_without_a_node_object_has_loopback_primary_addresses_and_no_zone_or_pod_ranges() -> None:
     view = view_node(Settings(), "node-a", None, [builders.interface_address("eth0", "10.1.0.5")], ())
     assert (view.name, view.zone, view.pod_networks) == ("node-a", "", ())
     assert view.primary_addresses == {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
@@ -287,7 +287,7 @@ def test_recorded_settings_of_direct_return_are_restored_after_the_tunnel_device
     ], "and no setting that is not one of direct return"
 
 
-def test_direct_return_settings_stay_without_a_record_or_if_another_program_may_use_the_tunnel() -> None:
+def test_direct_return_settings_are_not_restored_if_no_record_exists_or_others_may_use_the_tunnel() -> None:
     record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
     shared = (builders.interface_address("tunl0", "10.244.3.0"),)
     for observed in (
@@ -299,7 +299,7 @@ def test_direct_return_settings_stay_without_a_record_or_if_another_program_may_
         assert without_direct_return(observed) == ()
 
 
-def test_changes_by_direct_return_are_unknown_if_settings_or_recorded_tunnels_cannot_be_read() -> None:
+def test_changes_that_direct_return_made_are_unknown_if_settings_or_recorded_tunnels_are_unreadable() -> None:
     record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
     assert knows_direct_return(Observation(sysctls={}))
     assert knows_direct_return(Observation(sysctls=record, interface_addresses=()))

@@ -206,7 +206,7 @@ def test_the_diagram_of_a_service_leads_from_clients_to_endpoints_and_explains_u
     expect(ins.first).to_contain_text(re.compile(r"\d\sk?conn/s"))  # after two readings
 
 
-def test_the_page_explains_the_source_ranges_and_second_scope_and_direct_return_of_a_service(looking: Look) -> None:
+def test_the_page_of_a_service_explains_its_source_ranges_second_scope_and_direct_return(looking: Look) -> None:
     def with_direct_return(route: Route) -> None:
         answer = route.fetch().json()
         for port in answer["service"]["ports"]:

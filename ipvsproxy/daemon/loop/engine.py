@@ -216,7 +216,8 @@ class Engine:
     async def _idle(self) -> float | None:
         """Wait until work is due or arrives; returns the current time.
 
-        Returns None if no sync is due. The call may then have read a part of the kernel, but has found no change.
+        Returns None instead of the time if no sync is due. In this case, the call may have read a part of the kernel, but it
+        found no change.
         """
         times_s = (self._reconciler.next_s(), self._translator.lingering.next_s)
         due_s = min((time_s for time_s in times_s if time_s is not None), default=math.inf)
@@ -260,7 +261,8 @@ class Engine:
             # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
             # Removals wait until every Service has been translated.
             await self._in_slices(self._translator.putting(names))
-            # Each plan visits again all changes that wait for the removals. The more changes wait, the less often a plan is made.
+            # Each plan goes again through all pending changes that must wait for the removals. The more changes wait, the less
+            # often a plan is made.
             if len(names) == SERVICES_AT_ONCE and self._reconciler.unequal > 2 * waiting:
                 done_before = await self._add(done_before)
                 waiting = self._reconciler.unequal

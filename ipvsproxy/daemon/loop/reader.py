@@ -81,7 +81,7 @@ class ReadableKernel(Protocol):
         """The connection counts of the given virtual servers; None if the counts of a virtual server could not be read."""
 
     def why_missing(self, scheduler: str) -> str:
-        """The reason why the kernel lacks a scheduler, as far as the files of kernel modules show it; empty if they show none."""
+        """The reason why the kernel lacks a scheduler; empty if the files of kernel modules show no reason."""
 
     def read_timeouts(self) -> Timeouts:
         """The IPVS connection timeouts.

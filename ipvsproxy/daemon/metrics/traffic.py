@@ -30,8 +30,8 @@ from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Counters, VirtualServerKey
 
 LONGEST_READING_S = 5.0
-"""The longest time in seconds that a scrape waits for the counters. It is half of Prometheus's default timeout, because scrapes
-take turns.
+"""The longest time in seconds that a scrape waits for the counters. It is half of Prometheus's default timeout, because a scrape
+may first have to wait for another scrape.
 
 After this wait, the scrape shows the figures of the previous scrape.
 """
@@ -39,7 +39,8 @@ LINES_AT_ONCE = 200
 """The number of lines in each rendered part of a page (about 30 kB of text). If a page of several megabytes were rendered at
 once, it would block the event loop, and each scrape would allocate memory for a whole page."""
 OTHERS = "(others)"
-"""The name in the series that count all ports beyond the limit together; no API object can have this name."""
+"""The namespace and name in the labels of the series for the common total of all ports beyond the limit (see ``Ledger``). No API
+object can have this name."""
 _DIRECTIONS = ("in", "out")
 _METRICS = {
     "service": (series.SERVICE_CONNECTIONS, series.SERVICE_PACKETS, series.SERVICE_BYTES),
@@ -264,8 +265,8 @@ class Traffic:
 def _split(totals: Mapping[str, Sequence[int]], label: str, values: Sequence[str], first: int = 0) -> Iterator[tuple[str, int]]:
     """The labels and the value of each series.
 
-    Each total is split into one series for each label value in ``values``. The number of the first series is at index ``first``
-    of the total, and the other numbers follow.
+    Each total is split into one series for each label value in ``values``. In each total, the value of the first series is at
+    index ``first``. The values of the other series follow.
     """
     for labels, total in totals.items():
         for index, value in enumerate(values, first):

@@ -244,8 +244,8 @@ async def _load_kubeconfig(path: pathlib.Path, configuration: Configuration, plu
 
 
 def _content(path: pathlib.Path) -> dict[str, Any]:
-    # The library must not read the file, and messages of the YAML parser are not passed on, because the messages of both may
-    # contain lines with secrets.
+    # The library must not read the file, because the library's error messages may contain lines with secrets. For the same
+    # reason, messages of the YAML parser are not passed on.
     try:
         content: Any = yaml.safe_load(path.read_text())
     except yaml.MarkedYAMLError as error:

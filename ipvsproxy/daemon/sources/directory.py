@@ -169,7 +169,7 @@ class Manifests:
         return [f"{event.where}: {event.reason}" for event in self._rejected() if event.key is None]
 
     def listed(self) -> list[Event]:
-        """The events that end all lists.
+        """The ``Listed`` events, one for each kind of object. Each event ends the list of its kind.
 
         The lists also contain each object whose manifest was rejected, if its kind and name are known.
         """

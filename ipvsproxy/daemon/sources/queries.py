@@ -27,8 +27,9 @@ class Resource(NamedTuple):
     def list_query(self, version: str, *, limit: int, continue_token: str = "") -> str:
         """The query for one page of a list; a ``limit`` of 0 means all objects.
 
-        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version that the answer may have. If ``version`` is an oldest
-        version, ``limit`` must be 0: with a limit, the server would treat ``version`` as an exact version.
+        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version that the answer may have. If ``version`` is the oldest
+        version that the answer may have, ``limit`` must be 0. With a limit, the server would treat ``version`` as an exact
+        version.
         """
         return self._query({"limit": str(limit) if limit else "", "continue": continue_token, "resourceVersion": version})
 

@@ -45,8 +45,8 @@ FIRST_DELAY_S = 0.8
 LONGEST_DELAY_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
 CALM_S = 60.0
-"""A time in seconds. If another list becomes necessary later than this after the end of the previous list, the delays start again
-with the shortest delay."""
+"""If another list becomes necessary more than this many seconds after the end of the previous list, the delays start again with
+the shortest delay."""
 SHORTEST_WATCH_S = 1.0
 """A time in seconds. A watch that the server ends without an error within this time counts as failed, so that a pause follows.
 Without the pause, the next watch would probably end as fast."""

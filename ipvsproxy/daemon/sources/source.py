@@ -275,7 +275,7 @@ def give_up(sentence: str) -> None:
 
 
 def log_silence(sentence: str) -> None:
-    """Log that first lists are still missing because the source is silent."""
+    """Log that the source is silent, and that the first lists of some kinds of objects are therefore still missing."""
     log.warning(
         "first_lists_missing", error=sentence, hint="the process waits, and programs nothing before these lists are complete"
     )

@@ -50,8 +50,8 @@ KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
 server that has disappeared without closing the connection is noticed after 30 s, although a watch may be silent for minutes."""
 REPEAT_LOG_S = 300.0
 MOST_MESSAGES = 100
-"""The largest number of messages whose last log time is remembered. The limit exists because the API server may send any number
-of different messages."""
+"""The program remembers when it last logged a message, for at most this many messages. The limit exists because the API server
+may send any number of different messages."""
 HEADERS = {"Accept": "application/json;drop=metadata.managedFields, application/json", "User-Agent": "ipvsproxy"}
 """The HTTP headers of each request. The parameter ``drop`` requests objects without managedFields, which make up about a third of
 a list (KEP-5958).
@@ -185,7 +185,8 @@ class KubernetesSource(source.Source):
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
         """Implements the method of ``WatchObserver``.
 
-        The same error is logged at once, and then only every few minutes, for all kinds and attempts together.
+        An error is logged at once. The same error is then logged only every few minutes, even if it occurs for another kind or at
+        another attempt.
         """
         message = credentials.one_line(str(error))
         event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}

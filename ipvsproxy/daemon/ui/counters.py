@@ -163,7 +163,7 @@ class ServiceRates:
 
     @staticmethod
     def _begin(history: _History, number: int) -> bool:
-        """Begin a Service's next reading, with rates of zero; returns whether every remembered reading shows no traffic."""
+        """Set a Service's rates in the reading ``number`` to zero; returns whether no remembered reading shows traffic."""
         history.figures[_place(number)] = _NO_TRAFFIC
         return number - history.busy >= REMEMBERED
 

@@ -50,7 +50,7 @@ class _SliceReading:
 
 
 class Names:
-    """Reads the names of pods. Keeps only the names of pods behind the Services that viewers have looked at last."""
+    """Reads the names of pods. Keeps the names only for the ``MOST`` Services that viewers have looked at last."""
 
     def __init__(self, read: ReadTargets, store: Store, clock: Callable[[], float]) -> None:
         self._read = read

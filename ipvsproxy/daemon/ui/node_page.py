@@ -345,7 +345,7 @@ _NO_SYNC: Mapping[str, Any] = {
     "durationSeconds": None,
     "latencySeconds": None,
 }
-"""The fields about a sync, with the values that they have in an event that is not a sync."""
+"""The fields that describe a sync, with their default values. An event that is not a sync has these default values."""
 
 
 def _failure(outcome: Outcome) -> str:

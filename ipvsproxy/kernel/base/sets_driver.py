@@ -84,7 +84,7 @@ class SetsDriver(abc.ABC):
         self._digests.clear()
 
     def observe_changed(self, name: str) -> dict[str, ObservedSet | None]:
-        """Reads a set, and returns it by its name.
+        """Reads a set, and returns a dictionary that maps the set's name to the set.
 
         The result is empty if the set has not changed since the last call. If the set does not exist, its value is None.
 

@@ -172,7 +172,7 @@ def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...
 
 
 def _host_ports_beside(family: Family, variant: str) -> str:
-    """Returns the variant that holds hostPort rules unseen by our ``variant`` of iptables; empty if there are no such rules."""
+    """Returns where hostPort rules exist that our variant of iptables does not show; empty if there are none."""
     is_unseen = functools.partial(_is_unseen, is_legacy=variant == "legacy")
     if modules.may_have_nf_tables() and has_chain(family, is_unseen):
         return "nf_tables"

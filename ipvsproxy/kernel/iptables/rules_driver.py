@@ -29,7 +29,10 @@ T = TypeVar("T")
 
 
 class _UnderWay(NamedTuple):
-    """A call in an iptables thread, which may continue after its caller has stopped waiting. ``question`` identifies the call."""
+    """A call in an iptables thread; the call may continue after its caller has stopped waiting.
+
+    ``question`` identifies the call.
+    """
 
     question: object
     future: concurrent.futures.Future[Any]

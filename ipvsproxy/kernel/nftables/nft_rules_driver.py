@@ -49,7 +49,7 @@ lower than usual, so they run before most chains of other programs.
 IPVS takes arriving packets at ``INPUT`` with priority 99, and this host's own packets at ``OUTPUT`` with priority -98. IPVS
 changes the destination of all these packets to the address of an endpoint, and then sends the packets through ``OUTPUT``. The
 filter chain of ``OUTPUT`` gets packets to Services only after IPVS has sent them on. If this chain got a packet before IPVS and
-dropped it, the sender would get an error. With iptables, the sender gets no answer.
+dropped it, the sender would get an error. With iptables, the sender of a dropped packet gets no error and no answer.
 """
 
 

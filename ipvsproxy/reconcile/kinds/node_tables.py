@@ -64,7 +64,7 @@ class NodeTables:
         self.states: Mapping[ServiceName, ServiceState] = self._states
         """The desired state of each Service."""
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
-        """For each Service that does not own all virtual servers of its state: the set entries that the Service desires. These
+        """The desired set entries of each Service whose state has virtual servers that another Service owns. These
         are only some of the entries of its state."""
         self.restricting: dict[ServiceName, ServiceState] = {}
         """The desired state of each Service that has a virtual server whose source ranges do not include this node."""

@@ -216,7 +216,10 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
                 self._drains.end(key, real_server)
 
     def _settle_thresholds(self, verb: Verb, item: RealServers) -> None:
-        """Records the thresholds after an operation in a new object; the next reading may share the old object."""
+        """Records the thresholds that apply after an operation.
+
+        A new object replaces the old object, because the old object must not change: the next reading may return it again.
+        """
         observed = self.objects.observed[item.virtual_server]
         thresholds = {one: value for one, value in (observed.thresholds or {}).items() if one not in item.keys}
         if verb is not Verb.REMOVE and item.thresholds != NO_THRESHOLDS:
@@ -368,7 +371,7 @@ def _additions(desired: VirtualServer) -> Iterator[Operation]:
 
 
 def _gives_traffic(operation: Operation) -> bool:
-    """Whether an operation adds or changes a real server so that the real server gets new connections."""
+    """Whether an operation adds or changes a real server, and gives it a weight with which it gets new connections."""
     item = operation.item
     return isinstance(item, RealServers) and operation.verb is not Verb.REMOVE and without_method(item.weight) > 0
 

@@ -3,8 +3,8 @@
 A cleanup may also be limited to the objects that kube-proxy does not know, or to the objects that hide the API server.
 
 Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules. After the virtual servers, the
-rules are removed, then the sets that the rules name, then the device, and then local routes. Settings that let packets in by
-tunnel are restored while the rules that drop packets from tunnels of unknown senders still exist. Rule 2: a witness (see
+rules are removed, then the sets that the rules name, then the device, and then local routes. The rules that drop tunnel packets
+of unknown senders are removed only after the settings that admit tunnel packets have been restored. Rule 2: a witness (see
 ``ownership``) stays as long as its virtual server exists. Without the witness, no later run would recognise that the virtual
 server belongs to ipvsproxy.
 """
@@ -69,9 +69,9 @@ def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -
     """The part of a cleanup that removes only objects that kube-proxy does not know.
 
     The objects that kube-proxy knows, and their connections, are left to kube-proxy. The objects that kube-proxy knows are
-    virtual servers with an address, ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. All rules in
-    ``todo`` are kept, because the skeletons that the caller passed to ``plan`` already limit them. If only a local route makes a
-    service address local, the address is added to ``kube-ipvs0``.
+    virtual servers with an address, ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. The result has all
+    removals of rules in ``todo``, because the skeletons that the caller passed to ``plan`` already limit these removals. The
+    cleanup also adds to ``kube-ipvs0`` each service address that only a local route makes local.
     """
 
     def goes(operation: Operation) -> bool:

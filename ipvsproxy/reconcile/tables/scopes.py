@@ -62,7 +62,8 @@ class Marks:
         """The bits of packet marks that ipvsproxy uses. All other bits stay as they are."""
         self._is_busy = is_busy
         self._unused = 0
-        """The number of the next mark that was never tried, counted down from the largest number; 0 if all marks were tried."""
+        """The number of the mark that is tried next. Marks are tried once each, from the largest number down; 0 means that all
+        marks were tried."""
         self._returned: dict[int, Protocol | None] = {}
         """The marks that were taken back from a port or were already used in the kernel. The value is the protocol of the mark's
         last port; None if the protocol is unknown."""

@@ -46,8 +46,8 @@ class Drains:
     def __init__(self) -> None:
         self._drains: dict[VirtualServerKey, dict[RealServerKey, Drain]] = {}
         self._waiting: collections.OrderedDict[Drain, None] = collections.OrderedDict()
-        """The drains that have no connections and wait for capacity on the kernel's list. The drain that has waited longest comes
-        first."""
+        """The drains without connections that wait until the kernel's list of removed real servers has room. The drain that has
+        waited longest comes first."""
         self._over: set[Drain] = set()
         self._due_s: dict[VirtualServerKey, float] = {}
         self._by_due: list[tuple[float, int, VirtualServerKey]] = []
@@ -197,7 +197,7 @@ class Drains:
 def removals_at_once(
     outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], room: int
 ) -> list[Operation]:
-    """The removals of real servers that an operation in ``outcomes`` set to draining, and that have no connections.
+    """The removals of the real servers that have no connections, and whose draining was started by an operation in ``outcomes``.
 
     ``counts`` were read after the outcomes; a value of None means that the counts could not be read. ``room`` is the largest
     number of removals to return.

@@ -99,8 +99,9 @@ def owned_virtual_servers(
     the addresses of this host on interfaces other than ``kube-ipvs0``. If ipvsproxy's set contains a node port, the virtual
     servers of this port on the host addresses in ``node_port_ranges`` belong to ipvsproxy. Loopback addresses never count as such
     host addresses. An IPv6 link-local address counts only if a range other than ``::/0`` contains the address. ``left_behind`` is
-    empty, or has all observed virtual servers. If it has them, a virtual server of a node port may belong to ipvsproxy even on
-    another address: one of ipvsproxy's virtual servers must have the same settings and real servers.
+    empty, or has all observed virtual servers. If ``left_behind`` has all observed virtual servers, a virtual server of a node
+    port may belong to ipvsproxy even on another address. For this, one of ipvsproxy's virtual servers must have the same settings
+    and real servers.
     """
 
     def serves(address: Address) -> bool:

@@ -237,7 +237,7 @@ def _manifest(kind: ObjectKind, raw: Any, key: Any, where: str) -> Put | Rejecte
 
 
 MOST_BYTES_BEFORE_ITEMS = 1 << 16
-"""The number of bytes at the beginning of a list in which the items must begin; otherwise, the list is parsed as a whole. An API
+"""The items of a list must begin within this number of bytes; otherwise, the list is parsed as a whole. An API
 server writes only ``kind``, ``apiVersion`` and ``metadata`` before the items."""
 
 _BEFORE_ITEMS = re.compile(rb'"items":\[')

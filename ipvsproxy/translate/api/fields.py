@@ -31,7 +31,7 @@ from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
 HIGHEST_PORT = 65535
 
 _SHOWN = 64
-"""The largest number of characters that a reason repeats of an invalid value. The limit keeps log lines short."""
+"""A reason shows at most this many characters of an invalid value. The limit keeps log lines short."""
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ DEFAULT_AFFINITY_TIMEOUT_S = 10800
 """The API server's default for ``sessionAffinityConfig``, in seconds (core/v1)."""
 LONGEST_AFFINITY_TIMEOUT_S = 86400
 FEW_PORTS = 8
-"""The largest number of ports that an object may have if its ports are shared through a cache. Objects with more ports would fill
+"""Objects with at most this number of ports share equal ports through a cache. Objects with more ports would fill
 the cache."""
 MOST_ENTRIES = 65536
 """The largest number of entries that one Service may have in one ipset.
@@ -377,7 +377,10 @@ def _shared_conditions(
 
 @functools.lru_cache(maxsize=1024)
 def _with_weight(conditions: Conditions, weight: int) -> Conditions:
-    """The conditions of an endpoint whose EndpointSlice has a weight; equal endpoints share one object."""
+    """The given conditions with the weight of the endpoint's EndpointSlice.
+
+    Endpoints with equal conditions and weights share one object.
+    """
     return msgspec.structs.replace(conditions, weight=weight)
 
 

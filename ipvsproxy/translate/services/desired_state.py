@@ -200,7 +200,7 @@ class Translation:
     # ``rank``). Source ranges restrict the load balancer's address even if it is also an external IP, as with kube-proxy.
 
     def _is_taken(self, port: ServicePort, address: Address, number: int) -> bool:
-        """Whether the Service already serves this address and number by its cluster IP or another node port."""
+        """Whether the cluster IP or another node port of the Service already uses this address and port number."""
         if address == self.cluster_address:
             return (port.protocol, number) in self._cluster_ports
         return number != port.node_port and address in self.node_addresses and (port.protocol, number) in self._node_ports

@@ -29,7 +29,7 @@ CHANGES: dict[str, Callable[[pathlib.Path], object]] = {
 @pytest.mark.parametrize(
     ("change", "is_reported"), [*((change, True) for change in CHANGES), *((change, False) for change in [*CHANGES][2:])]
 )
-async def test_inotify_reports_every_change_in_the_directory_but_polling_only_new_and_deleted_names(
+async def test_inotify_reports_every_change_in_the_directory_while_polling_detects_only_changed_names(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, change: str, *, is_reported: bool
 ) -> None:
     if not is_reported:

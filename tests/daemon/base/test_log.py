@@ -146,7 +146,7 @@ def test_a_process_ends_without_waiting_for_a_stalled_log_reader(pipe: tuple[int
     assert len(os.read(pipe[0], 1 << 20)) > 1000
 
 
-def test_a_process_writes_all_log_lines_before_it_ends_if_the_pipe_has_room(
+def test_no_log_line_is_lost_at_the_end_of_a_process_if_the_pipe_has_room(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "LAST_LINES_S", 30)

@@ -160,7 +160,7 @@ def node_ports(name: str = "web") -> Service:
     return builders.service(name, builders.service_port(node_port=30080), kind=ServiceType.NODE_PORT)
 
 
-async def test_a_batch_of_changed_services_does_not_plan_all_waiting_removals_again(
+async def test_waiting_removals_are_not_all_planned_again_for_each_batch_of_changed_services(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine, "SERVICES_AT_ONCE", 2)
@@ -269,7 +269,7 @@ async def test_an_address_conflict_of_two_services_is_logged_once(logs: list[Eve
     assert [line["waiting"] for line in logs if line["event"] == "address_conflict"] == [["default/young"]]
 
 
-async def test_a_family_is_reported_as_incomplete_if_it_lacks_a_set_a_set_entry_or_the_device() -> None:
+async def test_a_family_is_reported_as_incomplete_if_the_device_or_a_set_or_an_entry_is_missing() -> None:
     async with MemoryNode().serving(WEB) as node:
         assert node.watcher.summaries[-1].not_in_force == set()
         node.kernel.fail(lambda operation: "add set_entry KUBE-CLUSTER-IP" in str(operation), times=1)

@@ -88,7 +88,7 @@ async def test_a_restart_removes_the_virtual_server_of_a_node_port_on_a_lost_add
         assert_from_scratch(again)
 
 
-async def test_unknown_local_pods_of_a_family_are_logged_only_once_even_if_addresses_change(
+async def test_a_family_whose_local_pods_are_unknown_is_logged_only_once_even_if_addresses_change(
     logs: list[EventDict],
 ) -> None:
     settings = Settings(detect_local=LocalMode.CLUSTER_CIDR, cluster_networks=builders.networks("10.244.0.0/16"))

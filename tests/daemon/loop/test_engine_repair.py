@@ -58,7 +58,7 @@ async def test_catchall_elements_that_another_program_adds_to_sets_are_counted_a
 
 @pytest.mark.parametrize("is_notified", [False, True], ids=["poll", "notification"])
 @pytest.mark.parametrize("spoil", [add_stray_on_our_device, add_stray_node_port])
-async def test_a_leftover_virtual_server_is_removed_with_its_address_or_set_entry_in_any_reading_order(
+async def test_leftovers_of_another_kube_proxy_are_removed_whichever_part_of_the_kernel_is_read_first(
     spoil: Callable[[FakeKernel], None], *, is_notified: bool
 ) -> None:
     """Another kube-proxy has left a virtual server, and has left the server's address on our device or an entry in our set."""
@@ -103,7 +103,7 @@ async def test_a_foreign_virtual_server_counts_as_ours_as_soon_as_our_sets_have_
         assert_from_scratch(node)
 
 
-async def test_a_changed_set_is_repaired_at_once_after_a_notification_without_reading_virtual_servers() -> None:
+async def test_a_notification_causes_the_repair_of_a_changed_set_but_no_read_of_virtual_servers() -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=10_000).serving(WEB, SLICE, after_s=10) as node:
         polls, whole_polls = node.kernel.polls, node.kernel.whole_polls
         node.engine.rules_changed()

@@ -52,7 +52,7 @@ def test_a_conflict_is_logged_once_while_it_lasts_and_again_when_it_returns_or_g
     }
 
 
-def test_each_change_of_whether_or_why_a_node_is_ineligible_is_logged_once(logs: list[EventDict]) -> None:
+def test_each_change_of_the_problem_that_makes_a_node_ineligible_is_logged_once(logs: list[EventDict]) -> None:
     for before, trouble in (("", "unknown"), ("unknown", "unknown"), ("unknown", "leaving"), ("leaving", ""), ("", "")):
         journals.log_node("node-a", before, trouble)
     assert [(line["log_level"], line.get("reason")) for line in logs] == [

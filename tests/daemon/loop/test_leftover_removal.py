@@ -113,7 +113,7 @@ async def test_leftover_rules_of_a_family_are_removed_after_our_rules_of_this_fa
         assert not any(node.subject.present.values())
 
 
-async def test_an_iptables_program_reads_a_table_again_only_at_an_audit_after_the_table_has_changed() -> None:
+async def test_iptables_reads_a_table_again_only_at_audits_and_only_if_the_table_has_changed() -> None:
     async with scene() as node:
         await node.sync()
         assert node.tables.reads == list(PLACES)
@@ -196,7 +196,7 @@ async def test_leftover_chains_stay_while_our_chain_still_jumps_to_the_leftover_
         assert node.logged == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
 
 
-async def test_a_table_that_iptables_cannot_show_counts_as_unclean_but_all_other_tables_are_cleaned() -> None:
+async def test_a_table_that_iptables_cannot_show_is_reported_while_other_tables_are_cleaned() -> None:
     async with scene(other=LeftRules(chains={CHAIN: 1}, hidden=frozenset({"nat"}))) as node:
         await node.sync()
         assert sorted(node.logged) == [(RESISTS, "legacy IPv4"), (REMOVED, "legacy IPv4")]
@@ -257,7 +257,7 @@ async def test_kube_proxys_nftables_table_of_a_family_is_removed_after_our_rules
         assert not any(node.subject.present.values())
 
 
-async def test_ipvsproxy_keeps_a_table_that_only_has_the_name_of_kube_proxys_table_and_logs_it_once() -> None:
+async def test_a_foreign_table_with_the_name_of_kube_proxys_table_is_kept_and_logged_once() -> None:
     async with scene() as node:
         foreign = dataclasses.replace(left_tables.LEFT, comment="somebody else's")
         node.of_kube_proxy.put(IPV4, foreign)
@@ -268,7 +268,7 @@ async def test_ipvsproxy_keeps_a_table_that_only_has_the_name_of_kube_proxys_tab
         assert node.subject.present[IPV4]
 
 
-def test_tables_of_kube_proxy_are_logged_and_not_changed_at_the_start(logs: list[EventDict]) -> None:
+def test_the_start_logs_kube_proxys_tables_but_does_not_change_them(logs: list[EventDict]) -> None:
     tables = MemoryTables({IPV6: left_tables.LEFT})
     tables.failing = {("read", IPV4)}
     leftover_removal.announce(leftover_removal.of_nftables(tables))

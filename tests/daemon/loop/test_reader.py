@@ -67,9 +67,9 @@ async def test_one_very_slow_poll_does_not_prevent_later_polls(
 def noting_readings(
     node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, poll_s: float = 0, audit_s: float = 0
 ) -> list[tuple[float, bool]]:
-    """Let each full poll take ``poll_s`` seconds, and each audit ``audit_s`` seconds.
+    """Make each full poll last ``poll_s`` seconds, and make each audit last ``audit_s`` seconds.
 
-    Returns when each of them started, and whether it was an audit.
+    Returns a list to which each full poll and each audit adds its start time, and whether it is an audit.
     """
     begun: list[tuple[float, bool]] = []
     poll = node.kernel.poll
@@ -182,7 +182,7 @@ async def test_the_kernel_is_read_again_if_another_program_changes_it_during_a_r
 
 
 @pytest.mark.parametrize(("interval_s", "polls", "whole_polls"), [(60, 200, 10), (1, 600, 600)], ids=["long", "short"])
-async def test_one_poll_per_drift_check_interval_reads_everything_and_all_others_only_cheap_parts(
+async def test_only_one_poll_per_drift_check_interval_reads_more_than_the_cheap_parts(
     interval_s: float, polls: int, whole_polls: int
 ) -> None:
     async with MemoryNode(audit_interval_s=10_000, drift_check_interval_s=interval_s).serving(WEB, SLICE, after_s=1) as node:

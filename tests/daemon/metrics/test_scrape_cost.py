@@ -58,7 +58,9 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
 async def test_the_number_of_steps_of_a_scrape_grows_in_proportion_to_the_number_of_its_series(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From ``FEW`` to ``MANY`` Services, the second half of the added Services costs about as many steps as the first half.
+    """The number of Services grows from ``FEW`` to ``MANY``.
+
+    The second half of the added Services costs about as many steps as the first half.
 
     The steps of the first ``FEW`` Services are left out of this comparison.
     """

@@ -201,7 +201,7 @@ print(json.dumps([*whole, credentials.Configuration is kubernetes_asyncio.client
 """) == [True, True, True, True]
 
 
-def test_the_program_uses_the_kubernetes_client_library_if_the_library_is_already_imported() -> None:
+def test_the_program_uses_the_kubernetes_client_library_that_is_already_imported() -> None:
     assert run("""
 import kubernetes_asyncio
 from ipvsproxy.daemon.sources import credentials

@@ -46,7 +46,7 @@ class Scene:
         return paths.healthz(self.status).status, paths.livez(self.status).status
 
 
-def test_a_watch_is_stale_after_the_limit_without_contact_even_if_it_never_had_contact() -> None:
+def test_a_watch_becomes_stale_after_a_silence_of_limit_s_even_if_there_was_never_a_contact() -> None:
     scene = Scene()
     scene.clock.now += LIMIT_S - 1
     assert list(scene.staleness.stale()) == []
@@ -140,7 +140,7 @@ async def test_pages_of_other_lists_do_not_extend_the_wait_for_a_missing_list() 
 
 
 @virtual_time.in_virtual_time
-async def test_standard_error_names_the_list_while_a_command_waits_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_command_that_waits_for_a_list_names_the_list_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     await give_up_after_s(Lists(SERVICE=(5, 19)))
     written = capsys.readouterr()
     assert written.out == ""

@@ -50,7 +50,7 @@ async def setup(tmp_path: pathlib.Path) -> AsyncIterator[Setup]:
 # List and watch
 
 
-async def test_each_request_is_counted_with_its_host_status_code_and_duration(tmp_path: pathlib.Path) -> None:
+async def test_each_request_is_counted_with_its_duration_host_and_status_code(tmp_path: pathlib.Path) -> None:
     requests: list[tuple[str, str, float]] = []
     async with ApiServer() as server:
         source = watch.KubernetesSource(

@@ -108,7 +108,8 @@ def test_other_tasks_run_while_the_counters_of_many_virtual_servers_are_processe
         for number, key in enumerate(keys)
     }
     figures = ServiceRates()
-    for count, passes in ((1, 1), (2, 1), (3, 2)):  # the third reading also passes over histories made by the second
+    # the third reading also goes through the histories that the second reading created
+    for count, passes in ((1, 1), (2, 1), (3, 2)):
         pauses = len(list(figures.taking(dict.fromkeys(keys, _counted(count)), count, desired)))
         assert pauses == passes * 1000 / ITEMS_AT_ONCE
 

@@ -27,7 +27,7 @@ def _report(error: str = "", pending: int = 0, **done: int) -> Report:
     return Report(done=counted, failed={("add", "address"): 1} if error else {}, errors=errors, pending=pending)  # type: ignore[arg-type]
 
 
-def test_the_event_of_a_sync_has_the_changed_services_the_operations_and_the_durations() -> None:
+def test_the_event_of_a_sync_contains_the_changed_services_and_the_operations_and_the_durations() -> None:
     log = EventLog()
     names = {ServiceName("shop", f"s{number}"): 0.0 for number in range(7)}
     changes = Changes(services=names)
@@ -156,7 +156,7 @@ def test_a_point_of_the_history_has_the_rates_since_the_previous_point() -> None
     assert history.last == Point(BEGAN_S + 30, 2, 4, 6, 8, 10, 0, None)
 
 
-def test_a_point_of_the_history_has_the_numbers_of_active_and_inactive_connections_at_its_time() -> None:
+def test_a_point_of_the_history_has_the_active_and_inactive_connections_of_that_moment() -> None:
     history = History()
     for now, connections in ((0, ConnectionCounts(3, 5)), (2, None), (4, ConnectionCounts(4, 0))):
         history.add(None, connections, now, BEGAN_S + now)

@@ -214,7 +214,7 @@ async def test_events_name_the_pods_of_added_and_deleted_endpoints_while_the_pag
 
 
 @in_virtual_time
-async def test_the_view_of_a_service_shows_pod_names_and_reads_them_again_only_after_a_change() -> None:
+async def test_the_pod_names_of_a_viewed_service_are_read_again_only_after_its_endpoints_change() -> None:
     async with _serving() as node:
         node.targets.update(PODS)
         assert node.names_read == []
@@ -455,7 +455,7 @@ async def test_the_page_of_a_service_has_the_output_of_explain_plus_rates_and_zo
 
 
 @in_virtual_time
-async def test_a_service_that_is_deleted_while_it_is_described_no_longer_holds_a_virtual_server() -> None:
+async def test_the_description_of_a_service_shows_no_held_virtual_server_if_the_service_is_deleted() -> None:
     first, second = (
         builders.service(name, cluster=[f"10.96.1.{number}"], external=["192.0.2.1"], created_s=number)
         for number, name in enumerate(("first", "second"), 1)

@@ -55,7 +55,7 @@ def test_a_kernel_has_the_schedulers_whose_modules_exist(root: pathlib.Path, tmp
         (ModuleState.UNKNOWN, True, False),
     ],
 )
-def test_nf_tables_is_queried_always_if_loaded_and_until_the_first_refusal_if_its_state_is_unknown(
+def test_a_refusal_ends_the_queries_to_nf_tables_only_if_the_module_state_is_unknown(
     monkeypatch: pytest.MonkeyPatch, state: ModuleState, *, before: bool, after: bool
 ) -> None:
     monkeypatch.setattr(modules, "module_state", lambda *_: state)

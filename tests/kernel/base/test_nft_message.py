@@ -31,7 +31,7 @@ def test_a_transaction_returns_the_indexes_and_errors_of_refused_messages(
 
 
 @pytest.mark.parametrize("insists", [False, True])
-def test_the_last_attempt_of_an_outdated_transaction_names_no_generation_if_the_caller_insists(*, insists: bool) -> None:
+def test_the_last_attempt_at_a_transaction_names_no_generation_if_insists_is_true(*, insists: bool) -> None:
     generation = message.integer(nft_message.NFTA_GEN_ID, 7)
 
     def answer(data: bytes) -> list[Answer]:

@@ -67,7 +67,7 @@ def test_every_set_is_created_with_the_parameters_of_kube_proxy_and_the_lowest_s
 
 
 @pytest.mark.kernel
-def test_observe_returns_only_the_entries_whose_protocol_a_service_can_have(driver: ipset.IpsetDriver) -> None:
+def test_observe_returns_only_entries_with_a_protocol_that_services_can_have(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
     tool("add", CLUSTER_IP.name, "10.0.0.1,udplite:80")

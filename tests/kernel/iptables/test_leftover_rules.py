@@ -56,7 +56,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 def rules(programs: pathlib.Path) -> LeftoverRules:
-    """A reader that takes leftover rules from the output of the scripts.
+    """A reader of leftover rules. The scripts in the folder ``programs`` replace the iptables programs that the reader starts.
 
     The scripts run even for nf_tables, because ``has_chain`` is always true.
     """
@@ -131,7 +131,7 @@ def test_leftover_rules_and_their_fingerprint_are_unknown_if_the_table_names_can
 
 
 @pytest.mark.parametrize(("number", "fingerprint"), [(errno.EINVAL, NO_SUBSYSTEM), (errno.ENOMEM, None)])
-def test_after_a_failed_read_there_is_a_fingerprint_only_if_the_kernel_has_no_nf_tables(
+def test_a_failed_read_of_nf_tables_gives_a_fingerprint_only_if_the_kernel_has_no_nf_tables(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, fingerprint: object
 ) -> None:
     refused = KernelError(action="read the generation of nf_tables", errno=number)

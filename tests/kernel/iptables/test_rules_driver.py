@@ -134,7 +134,7 @@ def test_a_slow_write_of_rules_in_one_family_does_not_delay_the_other_family(mak
     assert second == Outcome(PUT_V6)
 
 
-def test_after_a_slow_iptables_program_the_driver_waits_only_briefly_until_a_program_ends_in_time(
+def test_a_slow_iptables_program_shortens_the_wait_for_later_programs_until_one_ends_in_time(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_s: list[float | None] = []

@@ -155,7 +155,7 @@ BY_MARK = VirtualServer(FirewallMark.of(Family.IPV4, 8), WEB.settings)
         (Verb.REMOVE, WEB, errno.ESRCH, None),
     ],
 )
-def test_add_and_set_are_swapped_if_the_error_shows_that_the_object_exists_or_is_absent(
+def test_the_verbs_add_and_set_are_swapped_if_the_error_shows_that_the_object_exists_or_is_absent(
     verb: Verb, item: Item, number: int, opposite: Verb | None
 ) -> None:
     assert ipvs_operations.opposite(Operation(verb, item), number) is opposite

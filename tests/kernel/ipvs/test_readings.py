@@ -51,8 +51,8 @@ class Table:
         self.asked: list[int] = []
         self.failing: dict[int, int] = {}
         self.hidden = 0
-        """The number of virtual servers that are added between two steps of the kernel: it has counted all virtual servers, but
-        has not listed them yet."""
+        """The number of virtual servers that are added after the kernel has counted all virtual servers, but before it lists
+        them."""
         self.foreign_protocol = 0
         self.on_destinations: Callable[[], None] = lambda: None
         self.clock_s = 0.0
@@ -176,7 +176,7 @@ CHANGES: Mapping[str, tuple[Callable[[Table], object], bool]] = {
 
 
 @pytest.mark.parametrize(("change", "is_seen"), CHANGES.values(), ids=CHANGES)
-def test_the_cheap_read_misses_only_new_weights_and_new_thresholds_and_replaced_real_servers(
+def test_the_cheap_read_sees_all_changes_except_weights_thresholds_and_replaced_real_servers(
     table: Table, change: Callable[[Table], object], *, is_seen: bool
 ) -> None:
     table.put(WEB, pod(1), pod(2))
@@ -207,7 +207,7 @@ def test_a_read_returns_a_change_that_undoes_our_own_write(table: Table) -> None
     assert table.read(whole=False) == {WEB: None}
 
 
-def test_the_next_read_returns_a_virtual_server_that_was_written_during_a_read(table: Table) -> None:
+def test_a_virtual_server_that_is_written_during_a_read_is_returned_only_by_the_next_read(table: Table) -> None:
     """If the current read returned the virtual server, the result would combine its old settings with its new real servers."""
     table.put(WEB, pod(1))
     table.read()
@@ -256,7 +256,7 @@ def test_a_virtual_server_is_counted_but_not_returned_if_no_service_can_have_its
     assert table.reader.foreign == 1
 
 
-def test_the_next_read_returns_the_virtual_servers_of_a_step_that_failed(table: Table) -> None:
+def test_the_virtual_servers_of_a_failed_read_are_returned_by_the_next_read(table: Table) -> None:
     table.put(WEB, pod(1))
     table.put(DNS, pod(2))
     table.on_destinations = lambda: table.failing.update({DESTINATIONS: errno.ENOMEM})
@@ -368,7 +368,7 @@ def test_a_failed_reading_of_connections_raises_an_error_instead_of_returning_ze
         table.reader.connections(WEB)
 
 
-def test_a_read_of_the_whole_table_can_sum_all_connections_without_more_system_calls(table: Table) -> None:
+def test_a_read_of_the_whole_table_needs_no_additional_system_calls_to_sum_all_connections(table: Table) -> None:
     table.put(WEB, pod(1), pod(2))
     table.put(DNS, pod(3))
     table.read()

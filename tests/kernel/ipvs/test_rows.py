@@ -123,7 +123,7 @@ def counting(*, loses: bool = False) -> Kernel:
 
 
 @pytest.mark.parametrize(("tick", "sizes"), [(0.0, [4]), (0.5, [2, 2]), (1.0, [1, 1, 1, 1])])
-def test_a_part_of_a_reading_ends_when_its_time_limit_is_reached(tick: float, sizes: list[int]) -> None:
+def test_traffic_counters_are_returned_in_several_parts_if_the_reading_takes_long(tick: float, sizes: list[int]) -> None:
     kernel = counting()
     ticks = itertools.count()
     reader = ipvs_rows.TrafficReader(kernel.connect, lambda: next(ticks) * ipvs_rows.PART_S * tick)

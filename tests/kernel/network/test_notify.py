@@ -142,7 +142,7 @@ def new_address_request(device: str, text: str) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), 20, 0x605, 1, 0) + body
 
 
-def test_the_listener_reports_a_change_and_finds_the_recreated_device_after_events_were_lost(
+def test_the_listener_reports_changes_of_a_recreated_device_even_if_events_were_lost(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)

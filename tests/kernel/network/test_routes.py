@@ -73,7 +73,7 @@ def driver(network_namespace: None) -> Iterator[routes.RouteDriver]:
         yield made
 
 
-def test_ip_shows_our_route_with_the_expected_properties_and_without_a_preferred_source_address(
+def test_the_ip_command_shows_our_route_with_its_properties_but_no_preferred_source_address(
     driver: routes.RouteDriver,
 ) -> None:
     assert clean(apply(driver, Verb.ADD, LocalRoutes.of(V4, V6)))
@@ -174,7 +174,7 @@ def test_routes_that_the_kernel_removes_without_a_notification_are_missing_from_
     assert driver.observe_changed() is None
 
 
-def test_a_poll_returns_all_routes_after_a_complete_read_and_after_a_write(driver: routes.RouteDriver) -> None:
+def test_only_the_first_poll_after_a_complete_read_or_a_write_returns_the_routes(driver: routes.RouteDriver) -> None:
     apply(driver, Verb.ADD, LocalRoutes.of(V4))
     for _ in range(2):
         assert driver.observe() == {V4}

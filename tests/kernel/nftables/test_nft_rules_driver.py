@@ -101,7 +101,9 @@ def test_successive_rules_of_a_chain_differ_so_that_their_fingerprints_differ(fa
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
-def test_only_the_rules_need_another_write_after_a_saved_ruleset_is_loaded(driver: NftRulesDriver, settings: Settings) -> None:
+def test_sets_are_complete_but_rules_must_be_written_again_after_a_saved_ruleset_is_loaded(
+    driver: NftRulesDriver, settings: Settings
+) -> None:
     wanted = {family: every_rule(family, settings) for family in Family}
     assert [apply(driver, Verb.SET, one).error for one in wanted.values()] == ["", ""]
     entries = [an_entry_of(ip_set) for ip_set in IP_SETS.values()]

@@ -101,7 +101,7 @@ def test_thousands_of_entries_of_a_missing_set_are_not_sent_one_by_one(driver: N
     assert transaction.call_count < 20, "the kernel waits for its processors before it answers a refused one"
 
 
-def test_removing_thousands_of_entries_takes_few_transactions_even_if_every_other_entry_is_absent(
+def test_removing_thousands_of_entries_takes_few_transactions_even_if_half_of_them_are_absent(
     driver: NftSetsDriver, transaction: Mock
 ) -> None:
     entries = tuple(map(entry, range(MANY)))

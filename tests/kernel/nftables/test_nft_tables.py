@@ -78,7 +78,7 @@ def test_a_table_counts_as_ours_if_it_is_empty_or_has_our_chains_or_sets(
 
 @real
 @pytest.mark.usefixtures("network_namespace")
-def test_a_reading_of_our_table_contains_only_the_chains_of_other_programs() -> None:
+def test_our_own_chains_are_left_out_when_tables_are_read() -> None:
     ours = "chain IPv4-filter-INPUT { type filter hook input priority -5; policy drop; }\n"
     load(f"table inet ipvsproxy {{ {ours} }}\n")
     assert read() == {}

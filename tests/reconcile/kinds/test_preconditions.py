@@ -245,7 +245,7 @@ def _assert_answered(node: simulation.SimulatedNode, protocol: Protocol, operati
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("protocol", Protocol)
-def test_traffic_to_another_node_is_masqueraded_if_an_operation_of_a_policy_change_fails(
+def test_traffic_to_another_node_stays_masqueraded_even_if_a_step_of_a_policy_change_fails(
     protocol: Protocol, *, local: bool, restarted: bool
 ) -> None:
     def change(failing: Nth) -> None:

@@ -45,6 +45,8 @@ def test_no_removal_is_needed_if_no_table_exists() -> None:
         (dataclasses.replace(LEFT, maps=frozenset({"service-ips"})), "it has no map service-nodeports"),
     ],
 )
-def test_a_table_with_another_comment_or_without_a_chain_or_map_of_kube_proxy_is_not_removed(table: NftTable, why: str) -> None:
+def test_a_table_is_not_removed_if_its_comment_differs_or_if_it_lacks_a_chain_or_map_of_kube_proxy(
+    table: NftTable, why: str
+) -> None:
     assert leftovers.why_foreign(table) == why
     assert leftovers.removal_of_table(table) == Removal()

@@ -162,7 +162,7 @@ MARKS = IpSet(SetKind.MARKS, Family.IPV4)
 
 
 def with_own_objects(**changed: Any) -> Observation:
-    """A kernel with a Service that also has a virtual server by firewall mark.
+    """A kernel with a Service that has two virtual servers: one for its address, and one for a firewall mark.
 
     A local route leads to the Service's address, and another local route is stale.
     """

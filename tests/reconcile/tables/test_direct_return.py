@@ -1,4 +1,7 @@
-"""Covers the marks, set entries and virtual servers of direct return, across restarts and removals of endpoints."""
+"""Covers the marks, set entries and virtual servers of direct return.
+
+Also covers a restart of the program, and the removal of endpoints.
+"""
 
 import msgspec
 

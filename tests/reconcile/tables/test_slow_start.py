@@ -197,7 +197,7 @@ def test_new_endpoints_have_a_slow_start_even_if_older_endpoints_have_only_weigh
     assert sorted(weights(node).values()) == [1] * 4 + [OWN] * 4
 
 
-def test_a_process_that_only_compares_expects_the_weights_of_the_time_of_each_reading() -> None:
+def test_a_comparison_expects_the_slow_start_weights_that_are_due_when_the_kernel_is_read() -> None:
     node = running(1)
     node.put(web(), pods(1, 2))
     reader = node._new_reconciler()

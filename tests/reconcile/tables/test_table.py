@@ -262,7 +262,7 @@ def test_a_value_that_ipvsproxy_wrote_itself_is_no_drift_even_if_it_is_no_longer
     assert (numbers.drifted, pending(numbers)) == (0, ["key"])
 
 
-def test_an_owner_whose_new_rank_gives_it_the_key_is_no_longer_a_waiting_owner() -> None:
+def test_a_waiting_owner_no_longer_waits_after_its_new_rank_gives_it_the_key() -> None:
     ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
     numbers = ranked(ranks)
     ranks[YOUNG] = 0

@@ -42,7 +42,9 @@ def test_a_set_entry_proves_ownership_only_of_the_virtual_server_that_it_names(k
         (SetKind.LOAD_BALANCER_FIREWALL, None),
     ],
 )
-def test_an_entry_is_no_witness_if_it_names_a_pod_or_client_or_only_restricts_traffic(kind: SetKind, other: str | None) -> None:
+def test_an_entry_does_not_prove_ownership_if_it_names_a_pod_or_client_or_only_restricts_traffic(
+    kind: SetKind, other: str | None
+) -> None:
     entry = examples.entry(kind, KEY, other)
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
 

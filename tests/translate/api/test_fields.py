@@ -124,7 +124,7 @@ def test_the_text_of_each_annotation_is_converted_to_a_value(name: str, text: st
         ("skip-load-balancer-ips", "yes", "'yes' is none of true, false"),
     ],
 )
-def test_an_invalid_annotation_keeps_its_default_and_the_reason_is_reported(name: str, text: str, reason: str) -> None:
+def test_the_default_is_used_and_the_reason_is_reported_if_an_annotation_is_invalid(name: str, text: str, reason: str) -> None:
     parsed, skipped = parse_named({f"ipvsproxy.io/{name}": text})
     (one,) = skipped
     assert one.field == f"metadata.annotations[ipvsproxy.io/{name}]"

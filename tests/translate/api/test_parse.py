@@ -98,7 +98,7 @@ def test_the_cluster_ips_of_a_dual_stack_service_keep_the_order_of_its_spec() ->
     assert service.cluster_addresses == builders.addresses("fd00:10:96::1", "10.96.0.10")
 
 
-def test_an_address_is_skipped_but_not_invalid_if_its_family_has_no_cluster_ip() -> None:
+def test_an_address_is_skipped_but_not_reported_as_invalid_if_its_family_has_no_cluster_ip() -> None:
     spec = {"externalIPs": ["192.0.2.1", "2001:db8::1"]}
     status = {"loadBalancer": {"ingress": [{"ip": "2001:db8::2"}, {"ip": "192.0.2.2"}]}}
     assert _service(spec, status).skipped == (

@@ -161,7 +161,7 @@ def test_equal_endpoints_of_one_node_share_one_object_for_their_conditions() -> 
     assert (first.node_name, second.node_name) == ("node-0", "node-1")
 
 
-def test_an_endpoint_is_parsed_with_its_first_address_and_its_node_zone_and_hints() -> None:
+def test_parsing_an_endpoint_keeps_its_first_address_and_its_node_and_its_zone_and_its_hints() -> None:
     hints = {"forZones": [{"name": "zone-a"}, {"name": ""}, {}], "forNodes": [{"name": "node-a"}]}
     entry = {"addresses": ["010.244.0.5", "10.244.0.6"], "nodeName": "node-a", "hints": hints, "zone": "zone-b"}
     expected = Conditions(node_name="node-a", zone_hints=frozenset({"zone-a"}), node_hints=frozenset({"node-a"}), zone="zone-b")

@@ -144,7 +144,7 @@ def test_a_running_pod_takes_precedence_over_a_terminating_pod_with_the_same_add
         assert backends(state_of(local, *slices), CLUSTER_IP) == {"10.244.0.5:8080"}
 
 
-def test_the_order_of_names_decides_if_endpoint_slices_contradict_each_other() -> None:
+def test_slice_names_decide_which_of_two_contradictory_slices_counts_in_any_order_of_delivery() -> None:
     one, two = (endpoint_slice(endpoint("10.244.0.5", node), suffix=node) for node in (builders.THIS_NODE, OTHER_NODE))
     local = service(internal_local=True)
     assert backends(state_of(local, one, two), CLUSTER_IP) == backends(state_of(local, two, one), CLUSTER_IP) == set()
@@ -182,7 +182,7 @@ BETTER_ELSEWHERE = [*map(draining, TWO), endpoint("10.0.1.4", OTHER_NODE)]
         ({"external_local": True}, BETTER_ELSEWHERE, {4}, {2, 3}),
     ],
 )
-def test_traffic_goes_to_terminating_endpoints_only_if_its_policy_allows_no_ready_endpoint(
+def test_traffic_goes_to_terminating_endpoints_only_if_no_endpoint_allowed_by_the_policy_is_ready(
     policy: dict[str, bool], endpoints: list[Endpoint], internal: set[int], external: set[int]
 ) -> None:
     web = service("web", service_port(node_port=30080), external=["192.0.2.1"], **policy)  # type: ignore[arg-type]  # names of policies
@@ -195,7 +195,7 @@ def test_traffic_goes_to_terminating_endpoints_only_if_its_policy_allows_no_read
 
 
 def _without_local(state: ServiceState) -> tuple[int, int]:
-    """Counts the families without an endpoint on this node: first for internal, then for external traffic with policy Local."""
+    """Returns how many families have only endpoints on other nodes, for the internal and the external policy."""
     policies = [policy for policy, _ in state.rare.without_local]
     return policies.count("internal"), policies.count("external")
 
@@ -211,7 +211,7 @@ def _local(*, internal: bool, external: bool) -> Service:
 @pytest.mark.checklist(84, 85, 86, 87, 88)
 @pytest.mark.parametrize(("internal", "external"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("slices", "is_counted"), [([HERE], False), ([ELSEWHERE], True), ([], False)])
-def test_a_service_with_policy_local_but_no_local_endpoint_counts_if_other_nodes_have_endpoints(
+def test_the_lack_of_local_endpoints_with_policy_local_is_counted_if_other_nodes_have_endpoints(
     slices: list[EndpointSlice], *, internal: bool, external: bool, is_counted: bool
 ) -> None:
     counted = _without_local(state_of(_local(internal=internal, external=external), *slices))

@@ -94,7 +94,10 @@ def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) 
 
 
 def _local_count(*slices: EndpointSlice, ports: tuple[ServicePort, ...]) -> int:
-    """Returns the number of local endpoints in the health-check answer for a load balancer that has these slices and ports."""
+    """Translates a load balancer with these slices and ports.
+
+    Returns the number of local endpoints that its health check reports.
+    """
     desired = service("dns", *ports, kind=ServiceType.LOAD_BALANCER, external_local=True, health_check_node_port=30000)
     return state_of(desired, *slices).rare.local_endpoints[HealthCheckPort(Family.IPV4, 30000)]
 
@@ -128,7 +131,7 @@ ONE, ONE_P12 = {11: {"1.1.1.1:11"}}, _slice("1.1.1.2", suffix="2", ports={"p12":
         ([_slice("1.1.1.1", ports={"p11": 22})], [P11], {11: {"1.1.1.1:22"}}),
     ],
 )
-def test_only_real_servers_of_current_endpoint_slices_with_the_same_port_name_may_keep_flows(
+def test_flows_may_stay_only_at_real_servers_that_a_current_slice_lists_for_the_same_port_name(
     slices: list[EndpointSlice], ports: list[ServicePort], answering: dict[int, set[str]]
 ) -> None:
     assert _answering(*slices, ports=tuple(ports)) == answering

@@ -186,7 +186,7 @@ def test_tunnelled_packets_of_unknown_senders_are_dropped_even_if_no_node_is_ann
 
 
 @pytest.mark.parametrize("device", ["tunl0", "eth0"])
-def test_rules_guard_only_tunnel_devices_that_an_earlier_process_left_up_if_direct_return_is_off(device: str) -> None:
+def test_rules_guard_only_leftover_tunnel_devices_without_address_if_direct_return_is_off(device: str) -> None:
     left = Settings(guards_tunnels=True)
     view = view_node(left, builders.THIS_NODE, None, [InterfaceAddress(device, parse_address("10.0.0.1"), 32)], ())
     chains = build_skeleton(Family.IPV4, left, view, frozenset(), ()).chains

@@ -124,7 +124,7 @@ def test_the_explanation_of_an_unserved_service_has_the_reason_but_no_ports() ->
 @hypothesis.given(
     endpoints=st.lists(strategies.ENDPOINTS, max_size=5), internal_local=st.booleans(), external_local=st.booleans()
 )
-def test_the_endpoints_shown_as_used_are_exactly_the_real_servers_of_the_virtual_server(
+def test_an_explanation_shows_an_endpoint_as_used_exactly_if_it_is_a_real_server(
     *, endpoints: list[Endpoint], internal_local: bool, external_local: bool
 ) -> None:
     service = builders.service(external=["192.0.2.1"], internal_local=internal_local, external_local=external_local)

@@ -130,7 +130,7 @@ def test_each_unused_endpoint_has_a_reason(item: Endpoint, reason: topology.WhyN
     assert cluster.why_not(item.conditions) is reason
 
 
-def test_the_local_scope_gives_other_node_as_the_reason_even_if_the_endpoint_is_unready() -> None:
+def test_the_local_scope_excludes_an_unready_endpoint_of_another_node_because_of_its_node() -> None:
     there = dead(THERE, OTHER_NODE)
     _, local = _scopes(endpoint(HERE), there, zone="")
     assert local.why_not(there.conditions) is topology.WhyNot.OTHER_NODE
@@ -169,7 +169,7 @@ def test_the_real_server_that_comes_first_on_a_node_differs_from_service_to_serv
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 512])
-def test_each_endpoint_gets_one_place_that_does_not_depend_on_the_order_of_arrival(count: int) -> None:
+def test_the_order_has_every_endpoint_once_and_does_not_depend_on_the_input_order(count: int) -> None:
     keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(count)]
     found = list(topology.in_order(keys, THIS_NODE))
     assert sorted(found) == sorted(keys)

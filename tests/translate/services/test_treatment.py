@@ -119,7 +119,7 @@ def test_weights_by_node_and_zone_leave_the_order_of_real_servers_unchanged() ->
     assert list(server(state).weights) == list(server(state_of(builders.service(), SLICE)).weights)
 
 
-def test_a_service_gets_even_weights_if_all_its_weights_are_one() -> None:
+def test_weights_are_stored_in_packed_form_if_the_weight_of_every_endpoint_is_one() -> None:
     state = state_of(annotated(scheduler="wrr", weights=WeightRules()), SLICE)
     assert isinstance(server(state).weights, EvenWeights)
 
