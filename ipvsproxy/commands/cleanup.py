@@ -75,11 +75,11 @@ backend, all rules and sets."""
 class NodeToClean(NamedTuple):
     """A node to clean: its kernel, functions that search for rules by their text, and the IP families with readable rules.
 
-    The functions in ``rules_with`` search the rules in use, and the rules in each unused variant of iptables. For each place
-    that can hold rules, ``left`` has a function that searches the place for rules that a proxy has left behind. If this kernel
-    lacks a feature, the cleanup skips the objects of this feature; ``skipped`` has a line for each such feature. ``unlike_sets``
-    returns the sets in ipvsproxy's nftables table that another version of ipvsproxy created with other parameters. ``kernel``
-    must have been created with the chains and jumps of ``extent``.
+    The functions in ``rules_with`` search the rules of ``kernel``, and the rules in each variant of iptables that ``kernel`` does
+    not use. For each place that can hold rules, ``left`` has a function that searches the place for rules that a proxy has left
+    behind. If this kernel lacks a feature, the cleanup skips the objects of this feature; ``skipped`` has a line for each such
+    feature. ``unlike_sets`` returns the sets in ipvsproxy's nftables table that another version of ipvsproxy created with other
+    parameters. ``kernel`` must have been created with the chains and jumps of ``extent``.
     """
 
     kernel: Kernel

@@ -159,7 +159,7 @@ def _behind(subject: Subject, store: Store, targets: Targets) -> Mapping[tuple[s
 
 
 def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer, comparison: Comparison) -> Document:
-    """The Service's ports that send traffic to a pod; if no port does, ``reason`` says why."""
+    """The Service's ports that have a pod among their endpoints, used or not; if there is none, ``reason`` says why."""
     if name not in comparison.store.services:
         return {"service": str(name), "ports": [], "reason": _NOT_ASKED_FOR}
     document = steps.at_once(explainer.describing(name, set(_keys_of(comparison, name))))

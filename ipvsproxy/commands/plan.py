@@ -29,7 +29,7 @@ _SIGNS: Mapping[str, str] = {Verb.ADD.value: "+", Verb.SET.value: "~", Verb.REMO
 
 
 class PlanningKernel:
-    """A ``Kernel`` that reads the real kernel but does not change it. It records each operation, and reports its success."""
+    """A ``Kernel`` that reads the real kernel, but only records operations, and reports that they succeeded."""
 
     def __init__(self, kernel: ReadableKernel) -> None:
         self._real = kernel

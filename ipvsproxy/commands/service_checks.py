@@ -99,8 +99,8 @@ def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
 
 
 LARGEST_PACKET = 1500
-"""The size, in bytes, of the largest packet that direct return tunnels for a TCP client. Rules of ``skeleton`` limit the client's
-TCP segments, so no such packet is larger."""
+"""The size, in bytes, of the largest packet of a TCP client in a tunnel of direct return, including the tunnel's header. Rules of
+``skeleton`` limit the client's TCP segments, so no such packet is larger."""
 
 
 def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:

@@ -30,7 +30,7 @@ _TARGET = re.compile(r" -j (?:(DNAT|REDIRECT)|NOTRACK|CT .*--notrack)\b")
 _DESTINATION = re.compile(r"(?<!!) -d (\S+)")
 _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
 _PORTS = re.compile(r"(?<!!) --dports? (\S+)")
-# These attributes are only tested for presence, because the kernel leaves out attributes whose value is 0.
+# These attributes are only tested for presence, because ``nft_rule.expressions`` leaves out attributes whose value is 0.
 _IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)
 # The numbers of the attributes that say what is loaded: for ``meta``, the key; for ``payload``, the header, the offset and the
 # length.

@@ -1,8 +1,8 @@
 """Packet-filter rules as data: the matches and the target of each rule.
 
-A backend in ``kernel/`` writes and reads rules. An observed rule is a text: either ``iptables-save`` prints the text, or our rule
-in nf_tables contains the text as user data. Two rules are equal if their texts are equal. This module also has values for rules
-that another proxy has left behind, and for tables of other programs.
+A backend in ``kernel/`` writes and reads rules. An observed rule is the text that ``iptables-save`` prints, or that our rule in
+nf_tables has in its user data. Two rules are equal if their texts are equal. This module also has values for rules that another
+proxy has left behind, and for tables of other programs.
 """
 
 import dataclasses

@@ -63,8 +63,8 @@ class SetKind(enum.StrEnum):
 DIRECT_KINDS = frozenset({SetKind.DIRECT, SetKind.TUNNEL, SetKind.NOT_DIRECT, SetKind.NODES})
 """The kinds of sets that only direct return uses."""
 SCOPE_KINDS = DIRECT_KINDS | {SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.MARKS}
-"""The sets that kube-proxy does not have. They exist only while a Service needs them for a second scope (docs/scopes.md) or for
-direct return (docs/direct-return.md)."""
+"""The sets that kube-proxy does not have. They exist only while they are needed for the second scope of a Service
+(docs/scopes.md) or for direct return (docs/direct-return.md)."""
 
 NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.TCP: (SetKind.NODE_PORT_TCP, SetKind.NODE_PORT_LOCAL_TCP),

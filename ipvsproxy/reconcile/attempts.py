@@ -2,8 +2,8 @@
 
 The kernel keeps a removed real server on a list for two to three minutes. Each addition of a real server walks the whole list.
 The walk takes 0.05 to 0.1 µs for each entry, and packets wait meanwhile (``ip_vs_trash_get_dest`` and
-``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c). If a thousand endpoints are replaced per second, each addition takes
-4 ms after one minute.
+``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c). After one minute in which a thousand endpoints per second are
+replaced, each addition takes 4 ms.
 
 A limit on the number of removals helps in a short burst of changes. In a long burst, the limit soon has no effect, because no
 more removals can be postponed.

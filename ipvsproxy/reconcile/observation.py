@@ -171,8 +171,8 @@ class Observer:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
             # ``ownership`` recognises some virtual servers by a second virtual server with the same settings and real servers.
-            # While the addresses of this host are unknown, such a second virtual server proves nothing. In this case, the
-            # recognised virtual server may serve a desired node port on an address of this host.
+            # While the addresses of this host are unknown, such a second virtual server proves nothing. The virtual server to
+            # recognise may then serve a desired node port on an address of this host.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))

@@ -313,9 +313,9 @@ class Reconciler:
         return self.unequal + surplus - len(self._tables.of_sysctls.given_up)
 
     def rules_ended(self) -> None:
-        """Allow an unfinished operation on rules (EINPROGRESS) to be tried again now, because it has ended.
+        """Allow an operation on rules that was still running (EINPROGRESS) to be tried again now, because it has ended.
 
-        The new attempt returns its outcome.
+        The new attempt returns the outcome of the ended operation.
         """
         self._retries.hasten("rules")
 

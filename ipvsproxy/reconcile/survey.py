@@ -173,7 +173,7 @@ class Survey:
 
     @property
     def without_scope(self) -> Sequence[MarkedPort]:
-        """The Service ports that wait for a packet mark for their second scope, which serves clients on this node.
+        """The Service ports that wait for a packet mark for their second scope.
 
         The port at the head of the list gets the next mark.
         """

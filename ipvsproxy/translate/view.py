@@ -110,7 +110,7 @@ def without_direct_return(observed: Observation) -> tuple[Operation, ...]:
 def knows_direct_return(observed: Observation) -> bool:
     """Whether a reading of the kernel has everything that ``without_direct_return`` needs.
 
-    Otherwise, that function may miss a removal.
+    Otherwise, that function may miss an operation.
     """
     if observed.sysctls is None:
         return False

@@ -156,7 +156,7 @@ class Cluster:
             server.store.put(ENDPOINT_SLICES, workload.endpoint_slice(number, 0, self._pods[number, 0]))
 
     def add(self, number: int, endpoints: int) -> int:
-        """Add the Service ``number`` with as many endpoints as ``endpoints`` says; return how many slices the Service has."""
+        """Add the Service ``number`` with this number of ``endpoints``, and return the number of its slices."""
         self._server.put(SERVICES, workload.service(number))
         parts = -(-endpoints // workload.SLICE_ENDPOINTS)
         for part in range(parts):

@@ -251,7 +251,7 @@ def _recorded(size: Sequence[int]) -> Measurement:
 
 
 def _pair(size: Sequence[int]) -> tuple[Measurement, Measurement]:
-    """Returns two measurements: one measures a start, and the other measures the replay of the messages that this start sent."""
+    """Returns two measurements: a start, and the replay of the messages that ``_recorded`` has recorded for this size."""
     return ("cold", {"pages": size, "times": False}), ("replay", {"recording": _recording(size)})
 
 
@@ -424,7 +424,7 @@ def _one_more(size: tuple[int, int], *, quick: bool) -> Case:
 
 
 def _scopes(repeats: int) -> Case:
-    """Measures starts and changes of load-balancer Services, alternately with one scope and with two scopes."""
+    """Measures starts and single changes of endpoints with load balancers, alternately with one scope and with two scopes."""
     flags = [[f"--ipvs-traffic-scopes={name}"] for name in ("kube-proxy", "api")]
     services, endpoints, *_ = BALANCED
     starts = [("cold", {"pages": BALANCED, "times": False, "flags": one}) for one in flags]
@@ -462,7 +462,7 @@ _NODES = {
 
 
 def _direct_return(repeats: int) -> Case:
-    """Measures starts of clusters with load balancers, alternately with direct return off and on.
+    """Measures starts with load balancers, alternately with direct return off and on.
 
     Then measures changes of endpoints and of Nodes.
 
@@ -513,8 +513,7 @@ def _of_nodes(name: str, found: Found) -> Iterator[Row]:
 def _annotations(repeats: int) -> Case:
     """Measures three kinds of starts in turn.
 
-    Three kinds of start are measured: with the feature off, with the feature on but without annotations, and with annotations on
-    each Service.
+    The kinds are: with the feature off, with the feature on but without annotations, and with annotations on each Service.
     """
     ignored, counted = ["--service-annotations=none"], ["--service-annotations=all"]
     sides = ((MAIN, ignored), (MAIN, counted), (ANNOTATED, counted))
@@ -536,7 +535,7 @@ def _annotations_rows(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def _binding(size: tuple[int, int], family: str, *, repeats: int, quick: bool) -> Case:
-    """Measures, in turn, a start with addresses on the device and a start with local routes.
+    """Measures starts with addresses on the device and starts with local routes, in turn.
 
     Each start is followed by its replay.
     """
@@ -569,7 +568,7 @@ def _backend_flags(backend: str) -> list[str]:
 def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repeats: int, quick: bool) -> Case:
     """Measures starts and replays with the two variants in ``sides``, alternately.
 
-    The machine's speed changes from minute to minute.
+    The variants alternate, because the machine's speed changes from minute to minute.
 
 
     If ``repeats`` is 1, the sides are measured in reverse order, because the first side of ``binding`` leaves the kernel busy

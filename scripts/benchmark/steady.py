@@ -1,4 +1,4 @@
-"""Measures changes, churn, a rolling update, idling, audits and scrapes of a program in this process."""
+"""Measures changes, churn, a rolling update, idling, audits and scrapes of the program, which runs in this process."""
 
 import asyncio
 import dataclasses

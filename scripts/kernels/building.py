@@ -264,7 +264,7 @@ def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def deferred_stops() -> Iterator[None]:
-    """Delay the signals that stop this program until the ``with`` block ends.
+    """Until the ``with`` block ends, delay the signals that stop this program.
 
     A signal during Popen would leave a running program that is not known to the caller. If this process ends, the started program
     ends as well, but the compilers that ``make`` has started continue.

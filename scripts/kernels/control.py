@@ -74,8 +74,7 @@ def directory(command: list[str], mounts: list[str], iptables: str | None) -> It
         iptables: the variant of iptables that the command gets; None means the host's variant.
 
     Raises:
-        NoKernelError: a directory that the command needs is /tmp itself or is in /run; where the command runs, /run and /tmp are
-        empty.
+        NoKernelError: a directory that the command needs is /tmp itself or in /run, which are empty for the command.
     """
     with tempfile.TemporaryDirectory(prefix="ipvsproxy-kernel-") as name:
         control = pathlib.Path(name)

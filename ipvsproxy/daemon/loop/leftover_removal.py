@@ -7,13 +7,12 @@ not use.
 
 Rule 1: the module examines an IP family when the rules and sets of the family have been programmed, and after each audit. An
 external program is run only if a rule has changed since the last examination. A family is not examined while the kernel lacks
-most of the family's virtual servers, or a set entry that the family's rules need. Until then, the old rules still serve the
-family's traffic. Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as
-present. Rule 3: rules that a running proxy keeps writing again are removed less and less often (see
-``reconcile/removal/leftovers.py``). Rule 4: one log line says that the rules in a place cannot be removed, and another log line
-says later that no leftover rules remain in the place. Rule 5: the rules and sets of the other backend are removed last, and for
-all IP families at once, because rules of iptables use these sets. The function that cleans the other backend logs the removals
-itself.
+most of the family's virtual servers, or a set entry that the family's rules need, because the old rules still serve the family's
+traffic. Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as present.
+Rule 3: rules that a running proxy keeps writing again are removed less and less often (see ``reconcile/removal/leftovers.py``).
+Rule 4: one log line says that the rules in a place cannot be removed, and another log line says later that no leftover rules
+remain in the place. Rule 5: the rules and sets of the other backend are removed last, and for all IP families at once, because
+rules of iptables use these sets. The function that cleans the other backend logs the removals itself.
 """
 
 import asyncio
@@ -99,7 +98,7 @@ class Remains:
 
 
 def of_iptables(rules: LeftoverRules, places: Collection[RulesPlace]) -> dict[RulesPlace, Remains]:
-    """For each of the given places of iptables: the rules that another proxy may have left there."""
+    """For each of the given places of iptables: the leftover rules that may exist there."""
 
     def look(place: RulesPlace) -> Examined:
         scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=place.is_used)

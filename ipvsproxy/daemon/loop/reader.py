@@ -188,7 +188,7 @@ class KernelReader:
     def has_news(self) -> bool:
         """Whether an audit has ended or drift was observed; false while a reading is in progress.
 
-        It is false during a reading, because the parts of a reading depend on each other and are only useful together.
+        The parts of a reading depend on each other, and are useful only together.
         """
         return (self._has_drifted or self.has_audited) and self._reading is None
 

@@ -48,7 +48,7 @@ CALM_S = 60.0
 """If another list becomes necessary more than this many seconds after the end of the previous list, the delays start again with
 the shortest delay."""
 SHORTEST_WATCH_S = 1.0
-"""A time in seconds. A watch that the server ends without an error within this time counts as failed, so that a pause follows.
+"""A watch that the server ends without an error within this many seconds counts as failed, so that a pause follows.
 Without the pause, the next watch would probably end as fast."""
 LONGEST_SILENCE_S = 150.0
 """A watch that has received a bookmark counts as broken after a silence of this number of seconds.

@@ -145,7 +145,7 @@ class Source(Protocol):
 async def make(config: Config, on_request: OnRequest = lambda *_: None) -> Source:
     """Create the configured source; a source that is an API server calls ``on_request`` after each request.
 
-    This function imports the module of the configured source, because a process needs only one source. Importing the client
+    This function imports only the module of the configured source, because a process needs only one source. Importing the client
     library takes 90 ms (600 ms on the test kernel).
 
     Raises:

@@ -92,7 +92,7 @@ def name(events: Iterable[Document], targets: Targets) -> None:
 def sentence(endpoints: Iterable[Document], more: int) -> str:
     """The endpoints as text, which names a Service once before its endpoints.
 
-    ``more`` is the number of further endpoints, which the text does not name.
+    ``more`` is the number of further endpoints, which the text only counts.
     """
     parts: list[str] = []
     service = None

@@ -40,9 +40,8 @@ class _Indexed(NamedTuple):
     """The facts about a Service that are needed for each of its ports and virtual servers.
 
     For each endpoint that may connect to itself, ``hairpins`` has the name of the set with the endpoint's entry. ``scopes`` has
-    the second scopes, which are further sets of endpoints for external addresses (see ``docs/scopes.md``). Each key of ``scopes``
-    is an IP family, a protocol, a port and a group of clients. ``scoped`` are the keys of the virtual servers whose packets get
-    the mark of a second scope. ``refused`` are the virtual servers that this node itself may not use.
+    the second scopes; the key is the IP family, the protocol, the port and the clients. ``scoped`` are the keys of the virtual
+    servers whose packets get the mark of a second scope. ``refused`` are the virtual servers that this node itself may not use.
     """
 
     service: Service

@@ -174,7 +174,7 @@ class Pages:
             return Answer(200, msgspec.json.encode(await describe(request.query)), {**HEADERS, "Content-Type": _JSON})
 
     def _services_to_name(self, part: str, query: Mapping[str, str]) -> Sequence[ServiceName]:
-        """The Services for which the answer to a request must contain the names of the pods."""
+        """The Services for which the answer to a request should contain the names of the pods."""
         if part == "service":
             name = ServiceName(*query.get("name", "").partition("/")[::2])
             return [name] if name in self.sources.store.services else []

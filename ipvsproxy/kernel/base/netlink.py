@@ -160,7 +160,7 @@ class Channel:
     def limit(self) -> int:
         """The largest number of messages for one call of ``run``.
 
-        All answers fit into the receive buffer even if every message fails.
+        With this number, all answers fit into the receive buffer even if every message fails.
         """
         with contextlib.suppress(KernelError):  # if the socket cannot be opened, the request that follows fails too
             self._open()

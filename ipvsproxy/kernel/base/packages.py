@@ -1,4 +1,4 @@
-"""Imports single modules of a package, without the package's ``__init__.py``.
+"""Imports single modules of a package without executing the package's ``__init__.py``.
 
 The ``__init__.py`` would import all modules of the package.
 

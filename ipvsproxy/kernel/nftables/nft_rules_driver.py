@@ -46,10 +46,10 @@ HOOKS: Mapping[tuple[str, str], BaseChain] = {
 """The base chain for each table and built-in chain of iptables. Base chains for ``nat`` and ``filter`` have a priority slightly
 lower than usual, so they run before most chains of other programs.
 
-IPVS takes arriving packets at ``INPUT`` with priority 99, and this host's own packets at ``OUTPUT`` with priority -98. IPVS
-changes the destination of all these packets to the address of an endpoint, and then sends the packets through ``OUTPUT``. The
-filter chain of ``OUTPUT`` gets packets to Services only after IPVS has sent them on. If this chain got a packet before IPVS and
-dropped it, the sender would get an error. With iptables, the sender of a dropped packet gets no error and no answer.
+IPVS takes arriving packets at ``INPUT`` with priority 99, and this host's own packets at ``OUTPUT`` with priority -98. IPVS sends
+all these packets on through ``OUTPUT``, with the address of an endpoint as their destination. The filter chain of ``OUTPUT`` gets
+packets to Services only after IPVS has sent them on. If this chain got a packet before IPVS and dropped it, the sender would get
+an error. With iptables, the sender of a dropped packet gets no error and no answer.
 """
 
 

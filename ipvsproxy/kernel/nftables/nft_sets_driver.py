@@ -279,8 +279,8 @@ def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tupl
 def message_of(verb: Verb, entries: Sequence[EncodedEntry]) -> bytes:
     """The message to nf_tables that adds or removes some entries of one set.
 
-    For a set that gives marks, the kernel refuses to add an entry whose key is already in the set, because the old entry may have
-    a different mask.
+    For a set that gives marks, the message makes the kernel refuse an entry whose key is already in the set, because the old
+    entry may have a different mask.
     """
     ip_set = IP_SETS[entries[0].entry.set]
     encoded = b"".join(one.encoded for one in entries)

@@ -1,9 +1,9 @@
 """Declares the kind of kernel object for tracked flows, the entries of connection tracking.
 
-When a Service changes, its flows are cleaned: tracked flows to undesired real servers are deleted. Desired and observed flows are
-never compared, because the absence of a flow in the kernel proves nothing. Rule: a flow is cleaned only after the kernel has
-stopped using the real servers that must no longer answer the flow. If flows were cleaned earlier, a flow that begins after the
-cleaning could get an undesired real server, and would keep that real server.
+When a Service changes, its flows are cleaned: tracked flows that no desired real server answers are deleted. Desired and observed
+flows are never compared, because the absence of a flow in the kernel proves nothing. Rule: a flow is cleaned only after the
+kernel has stopped using the real servers that must no longer answer the flow. If flows were cleaned earlier, a flow that begins
+after the cleaning could get an undesired real server, and would keep that real server.
 """
 
 import dataclasses

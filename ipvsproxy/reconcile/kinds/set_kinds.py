@@ -88,7 +88,7 @@ class Entries(PresenceKind[SetEntry]):
             return (entry for entry in entries if (table.desired[entry].service, ownership.named_by(entry)) not in elsewhere)
         if name in ownership.SCOPE_SETS:
             # A new entry waits until the old entry for its address and port is removed. The kernel identifies an entry by its
-            # address and port alone, so a later removal of the old entry would also remove the new entry.
+            # address and port, and not by its mark, so a later removal of the old entry would also remove the new entry.
             taken = {ownership.virtual_server_of(entry) for entry in table.surplus}
             return (
                 entry for entry in entries if ownership.virtual_server_of(entry) not in taken and self._is_served_by_mark(entry)

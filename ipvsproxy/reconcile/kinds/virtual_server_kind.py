@@ -218,7 +218,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
     def _settle_thresholds(self, verb: Verb, item: RealServers) -> None:
         """Records the thresholds that apply after an operation.
 
-        A new object replaces the old object, because the old object must not change: the next reading may return it again.
+        The thresholds are put into a new object, to which nothing else refers.
         """
         observed = self.objects.observed[item.virtual_server]
         thresholds = {one: value for one, value in (observed.thresholds or {}).items() if one not in item.keys}
@@ -268,8 +268,8 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
     def differences(self) -> Iterator[Difference]:
         """Yields the differences of virtual servers.
 
-        Each virtual server that differs has one difference. If the virtual server exists, one more difference is yielded for each
-        of its real servers that differs.
+        There is one difference for each virtual server that is missing, undesired, or has other settings than desired. If a
+        desired virtual server exists, there is also one difference for each of its real servers that differs.
         """
         table = self.objects
         for key in (*table.pending, *table.surplus):

@@ -146,7 +146,7 @@ class Returns:
         return last.last_s + PATIENCE_S if last is not None and last.times >= FREE_RETURNS else -math.inf
 
     def comes_back(self, place: Hashable, now: float) -> bool:
-        """Whether rules at this place were removed ``FREE_RETURNS`` times, the last time less than ``CALM_S`` ago.
+        """Whether rules at this place were removed at least ``FREE_RETURNS`` times, the last time at most ``CALM_S`` ago.
 
         A running program must then be writing them again.
         """

@@ -1,4 +1,4 @@
-"""Derives second scopes (docs/scopes.md): through them, this node's clients reach more endpoints of external addresses.
+"""Derives the second scopes of external addresses (docs/scopes.md).
 
 Virtual servers by firewall mark, and the set entries that mark packets, are derived from a Service's desired state.
 

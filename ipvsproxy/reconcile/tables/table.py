@@ -189,7 +189,7 @@ class Table(Generic[K, V, W]):
         return tuple(map(self._owner_of, self.desires(key)))
 
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
-        """Replaces all observed keys and their values by ``listing``; yields each time after ``ITEMS_AT_ONCE`` keys.
+        """Replaces all observed keys and their values by ``listing``; yields after every ``ITEMS_AT_ONCE`` keys.
 
         No other method may change the table between two steps. If a key belongs to ipvsproxy and is still present, it continues
         to belong to ipvsproxy, whatever ``is_ours`` returns. If the observed value is equal to the stored value, the table keeps

@@ -115,7 +115,7 @@ class Drains:
     def release(self, room: int) -> Collection[VirtualServerKey]:
         """End at most ``room`` waiting drains, so that their real servers may be removed.
 
-        The method begins with the drains that have waited for the longest time. Returns the virtual servers of the drains that
+        The drains that have waited longest end first. Returns the virtual servers of the drains that
         are over now.
         """
         released = [self._waiting.popitem(last=False)[0] for _ in range(min(room, len(self._waiting)))]

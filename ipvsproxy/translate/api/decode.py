@@ -77,7 +77,7 @@ class _Reader:
     def key(self, metadata: schema.Metadata | None) -> ObjectKey | None:
         """The key of the object that has the given metadata; None if the metadata contain no name.
 
-        The parsed object stores this same key as its name.
+        A parsed Service or EndpointSlice uses this key as its name.
         """
         if metadata is None or not metadata.name:
             return None
@@ -311,7 +311,7 @@ class ListReader:
         before = bytes(self._buffer[: before_items.end()])
         try:
             self.resource_version = decode_list(self._kind, before + b"]}").resource_version
-        # Decoding fails if the found items belong to a nested list, or if the list has more fields after its items.
+        # Decoding fails if the found items belong to a nested list, or if the metadata of the list come after its items.
         except UndecodableError:
             self._is_in_one_piece = True
             return False

@@ -44,7 +44,7 @@ _OWN_POD = "lies in the range of this node's pods"
 def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service, tuple[Skipped, ...]]:
     """The Service without its refused addresses, and the reasons for the refusals.
 
-    If there are too many reasons, a summary replaces the last of them (see ``bounded``).
+    If there are too many reasons, a summary replaces the last ones (see ``bounded``).
     """
     if service.name == KUBERNETES:
         return service, ()

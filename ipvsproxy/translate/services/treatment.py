@@ -50,7 +50,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
     def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int, *, by_hash: bool = False) -> VirtualServerSettings:
         """The settings of the Service's virtual servers by firewall mark.
 
-        Such a virtual server serves a second scope (see ``docs/scopes.md``) or direct return.
+        These virtual servers serve second scopes and direct return.
 
         With ``by_hash``, the scheduler is a hash scheduler, unless the Service has chosen a scheduler. Instead of session
         affinity, a virtual server by firewall mark gets a scheduler that chooses by the client's address. With session affinity,
