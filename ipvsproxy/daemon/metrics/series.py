@@ -62,7 +62,7 @@ def _histogram(
 SYNC_DURATION = _histogram(f"{_SYNC}_duration_seconds", "How long a sync took.", FAST_S, *BY_FAMILY)
 PROGRAMMING_DURATION = _histogram(
     "kubeproxy_network_programming_duration_seconds",
-    "Time from a change of endpoints (an annotation of the EndpointSlice has this time) until this change was programmed.",
+    "Time from a change of endpoints (its time is in an annotation of the EndpointSlice) until this change was programmed.",
     SLOW_S,
     *BY_FAMILY,
 )
@@ -200,7 +200,7 @@ WATCH_RESTARTS = _counter("ipvsproxy_watch_restarts_total", "Restarts of lists a
 TRAFFIC_LISTED = _gauge("ipvsproxy_traffic_listed", "Service ports and endpoints with separate traffic series.", "kind")
 TRAFFIC_UNLISTED = _gauge(
     "ipvsproxy_traffic_unlisted",
-    "Service ports and endpoints without separate traffic series, because there are more than the limit.",
+    "Service ports and endpoints beyond the limit; common series have their traffic.",
     "kind",
 )
 OPEN_CONNECTIONS = _gauge(
