@@ -1,10 +1,12 @@
 """Writes Kubernetes events (events.k8s.io/v1), which ``kubectl describe`` and ``kubectl get events`` show.
 
 Rule 1: no part of the process waits for an event to be written, and none fails if an event cannot be written. An event that
-cannot be written is dropped. Rule 2: repetitions of an event are counted in one event object. Events have one rate limit for each
-object, and another rate limit for the whole process. Rule 3: if all nodes record the same event, its name is derived from its
-content, and each node waits for a random delay. The first node creates the event. The API server rejects the event of every other
-node, because an event with this name already exists.
+cannot be written is dropped.
+Rule 2: repetitions of an event are counted in one event object. Events have one rate limit for each object, and another rate
+limit for the whole process.
+Rule 3: if all nodes record the same event, its name is derived from its content, and each node waits for a random delay. The
+first node creates the event. The API server rejects the event of every other node, because an event with this name already
+exists.
 """
 
 import asyncio

@@ -6,8 +6,8 @@ changed (drift).
 Rule 1: a witness of a virtual server (see ``ownership``) is removed only after the virtual server, and only after every kind of
 witness has been read at least once. A witness that one part of a reading has found stays until the whole reading is complete.
 Rule 2: the first few times that an object drifts, the drift is counted and repaired at once. If the object drifts again after
-that, another program keeps changing the object, so each further repair is delayed for some time. Rule 3: a repair is delayed only
-while the desired value of the object stays the same. A new desired value is programmed at once.
+that, another program keeps changing the object, so each further repair is delayed for some time.
+Rule 3: a repair is delayed only while the desired value of the object stays the same. A new desired value is programmed at once.
 """
 
 import itertools

@@ -7,9 +7,9 @@ Rule 2: between audits, the kernel is polled, because a poll costs less than an 
 the kernel about a change. Other polls run so rarely that they use only a small share of a processor. Most polls read only the
 parts of the kernel that show most changes at little cost. Some polls read all virtual servers with their real servers. Polls of
 all virtual servers run at the drift-check interval, after a notification, and after a poll that has found drift, because another
-program is then writing. Rule
-3: an audit or poll reads the kernel in several parts. Between two parts, the event loop may write to the kernel, so a change from
-the API waits for at most one part.
+program is then writing.
+Rule 3: an audit or poll reads the kernel in several parts. Between two parts, the event loop may write to the kernel, so a change
+from the API waits for at most one part.
 """
 
 import dataclasses

@@ -4,12 +4,14 @@ The rates are connections, packets and bytes per second.
 
 Rule 1: while nobody looks at the page, only the counters of the whole node are read (from one small file), and only after a sync.
 Rule 2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``. If there are many
-virtual servers, the pauses between readings are longer (``READ_PER_S``). Rule 3: the real servers of a Service are read only if a
-viewer has opened the Service, or sees the Service in the table. Rule 4: a rate is computed from two readings of the same virtual
-server; after a counter reset, counting starts at zero. Rule 5: the page shows the mean of the last two rates. The kernel updates
-its totals every two seconds, so the rate over one short interval may be zero or twice the true rate. Rule 6: a Service that had
-no traffic in all remembered readings takes no memory. Rule 7: while somebody looks at the page, each reading that searches all
-real servers for drift also counts the node's open connections.
+virtual servers, the pauses between readings are longer (``READ_PER_S``).
+Rule 3: the real servers of a Service are read only if a viewer has opened the Service, or sees the Service in the table.
+Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero.
+Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
+interval may be zero or twice the true rate.
+Rule 6: a Service that had no traffic in all remembered readings takes no memory.
+Rule 7: while somebody looks at the page, each reading that searches all real servers for drift also counts the node's open
+connections.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
 """The names of the pods behind the endpoints of the Services that viewers have opened.
 
 Rule 1: the daemon does not keep the names of all pods, because the names for 100,000 endpoints would take about ten megabytes.
-The names of a Service's pods are read from the source, and stored, only while a viewer looks at the Service. Rule 2: all readings
-together have a rate limit, because anybody who can open the page can cause requests to the API server. Rule
-3: if a request starts a reading, its response waits for the names for at most ``WAIT_S``. Other responses do not wait. If the
-names are not known, the page shows addresses. A response waits for the names before it takes the lock that all responses share,
-so that a slow API server delays no other response.
+The names of a Service's pods are read from the source, and stored, only while a viewer looks at the Service.
+Rule 2: all readings together have a rate limit, because anybody who can open the page can cause requests to the API server.
+Rule 3: if a request starts a reading, its response waits for the names for at most ``WAIT_S``. Other responses do not wait. If
+the names are not known, the page shows addresses. A response waits for the names before it takes the lock that all responses
+share, so that a slow API server delays no other response.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 Rule 1: no request changes anything. Only the path, the parameters and the header ``Host`` of a request are used.
 Rule 2: API requests are answered one after the other. An answer that takes long to compute is made in steps, so that the event
-loop can handle changes between the steps. Rule 3: the page loads nothing from other sites, and no other site may read the page or
-show the page in a frame.
+loop can handle changes between the steps.
+Rule 3: the page loads nothing from other sites, and no other site may read the page or show the page in a frame.
 """
 
 import asyncio

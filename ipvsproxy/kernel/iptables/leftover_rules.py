@@ -4,10 +4,13 @@ Rule 1: a table that cannot be read is an error, and never counts as clean. A ta
 have counts as clean.
 Rule 2: if the fingerprint is the same as before, no rule has changed, so no program of iptables is run.
 Rule 3: reading rules creates no table and loads no module. There is one exception: nf_tables may be loaded once if this host's
-module files are not visible. Rule 4: a program of iptables reads nf_tables only if the kernel has a chain that may contain
-leftover rules, or if the chains cannot be read. Rule 5: if our rules are in nftables, each iptables chain that has the name of
-one of our chains is a leftover. Our jumps to these chains are leftovers too. Rule 6: no rule is removed if the variant of the
-program in PATH has changed since ipvsproxy started, because our rules will move to the new variant.
+module files are not visible.
+Rule 4: a program of iptables reads nf_tables only if the kernel has a chain that may contain leftover rules, or if the chains
+cannot be read.
+Rule 5: if our rules are in nftables, each iptables chain that has the name of one of our chains is a leftover. Our jumps to these
+chains are leftovers too.
+Rule 6: no rule is removed if the variant of the program in PATH has changed since ipvsproxy started, because our rules will move
+to the new variant.
 """
 
 import contextlib

@@ -4,11 +4,11 @@ The entries of each set are in a separate table.
 
 Rule 1: clients in the source ranges of an existing virtual server (its admitted sources) are never blocked. The firewall entry of
 a virtual server with source ranges is added after the ranges and the rules, and removed before them. Old ranges are removed only
-after the new ranges have been added to the kernel. Rule 2: traffic to another node is masqueraded, because otherwise its replies
-would not return through this node. An entry that exempts traffic from masquerading is added only after undesired real servers
-have stopped getting traffic. If an undesired entry exempts the traffic of real servers from masquerading, the real servers are
-added only after the entry has been removed. Rule 3: a packet gets a mark only while the virtual server of the mark has its real
-servers.
+after the new ranges have been added to the kernel.
+Rule 2: traffic to another node is masqueraded, because otherwise its replies would not return through this node. An entry that
+exempts traffic from masquerading is added only after undesired real servers have stopped getting traffic. If an undesired entry
+exempts the traffic of real servers from masquerading, the real servers are added only after the entry has been removed.
+Rule 3: a packet gets a mark only while the virtual server of the mark has its real servers.
 """
 
 import itertools

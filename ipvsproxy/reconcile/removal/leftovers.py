@@ -11,12 +11,14 @@ Rule 2: a rule of a built-in chain is removed if kube-proxy or ipvsproxy writes 
 chain.
 Rule 3: a chain to which a rule of another program refers is emptied but not deleted. One such chain is not even emptied: the
 chain that marks packets for masquerading, because port mappings of network plug-ins lead to this chain. In either variant of
-iptables, ipvsproxy masquerades the marked packets. Rule 4: no chain is removed while a used chain of ipvsproxy leads to a
-leftover chain, because the desired rules are then not in the kernel. Rule 5: rules that have come back ``FREE_RETURNS`` times
-count as rules of a running program. From then on, the rules are removed only once every ``PATIENCE_S`` seconds. Rule 6: a table
-belongs to kube-proxy if it has the same family and name as kube-proxy's table, the same base chains with the same hooks, and all
-other chains and maps of kube-proxy's table. If the table has a comment, the comment must be kube-proxy's; versions of nft before
-0.9.7 write no comment. A table that has only its name in common with kube-proxy's table is not touched.
+iptables, ipvsproxy masquerades the marked packets.
+Rule 4: no chain is removed while a used chain of ipvsproxy leads to a leftover chain, because the desired rules are then not in
+the kernel.
+Rule 5: rules that have come back ``FREE_RETURNS`` times count as rules of a running program. From then on, the rules are removed
+only once every ``PATIENCE_S`` seconds.
+Rule 6: a table belongs to kube-proxy if it has the same family and name as kube-proxy's table, the same base chains with the same
+hooks, and all other chains and maps of kube-proxy's table. If the table has a comment, the comment must be kube-proxy's; versions
+of nft before 0.9.7 write no comment. A table that has only its name in common with kube-proxy's table is not touched.
 """
 
 import dataclasses

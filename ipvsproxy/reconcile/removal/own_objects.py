@@ -4,9 +4,9 @@ A cleanup may also be limited to the objects that kube-proxy does not know, or t
 
 Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules. After the virtual servers, the
 rules are removed, then the sets that the rules name, then the device, and then local routes. The rules that drop tunnel packets
-of unknown senders are removed only after the settings that admit tunnel packets have been restored. Rule 2: a witness (see
-``ownership``) stays as long as its virtual server exists. Without the witness, no later run would recognise that the virtual
-server belongs to ipvsproxy.
+of unknown senders are removed only after the settings that admit tunnel packets have been restored.
+Rule 2: a witness (see ``ownership``) stays as long as its virtual server exists. Without the witness, no later run would
+recognise that the virtual server belongs to ipvsproxy.
 """
 
 import itertools

@@ -7,10 +7,10 @@ absent, its Service port has no mark.
 Rule 2: marks are given only when every Service has a desired state, because until then, the owners of virtual servers are not
 certain. A Service port has a mark while its Service owns at least one of the port's virtual servers.
 Rule 3: a new process reads the set entries that already exist in the kernel. Each Service port gets the mark that most of the
-port's entries give to packets. An entry counts only if its Service owns the virtual server of the entry. Rule 4: a virtual server
-by firewall mark keeps its connections when no Service desires it any longer. The virtual server stays in the desired state,
-without real servers, until its former real servers have drained; then it is removed. The set entries that give the virtual
-server's mark to packets are removed first (see ``kinds/virtual_server_kind.py``).
+port's entries give to packets. An entry counts only if its Service owns the virtual server of the entry.
+Rule 4: a virtual server by firewall mark keeps its connections when no Service desires it any longer. The virtual server stays in
+the desired state, without real servers, until its former real servers have drained; then it is removed. The set entries that give
+the virtual server's mark to packets are removed first (see ``kinds/virtual_server_kind.py``).
 
 Of marks:
 
@@ -18,10 +18,11 @@ Rule 5: a Service port has one mark for all of its external addresses in both fa
 Service port has two marks, one for each of the two ways in which its packets arrive.
 Rule 6: marks are given in the order in which Service ports request marks. If there are more Service ports than marks, the Service
 ports that requested a mark last must wait. A waiting Service port has only one scope, as with kube-proxy. Service ports first get
-the marks that were never in use, and only then the marks that were given back. Rule 7: a mark is not given to another Service
-port while an object in the kernel still uses the mark. The object may belong to any program. Rule 8: the largest marks are given
-first. Other programs usually number their marks from 1, and a packet with another program's mark must not reach a virtual server
-of ipvsproxy.
+the marks that were never in use, and only then the marks that were given back.
+Rule 7: a mark is not given to another Service port while an object in the kernel still uses the mark. The object may belong to
+any program.
+Rule 8: the largest marks are given first. Other programs usually number their marks from 1, and a packet with another program's
+mark must not reach a virtual server of ipvsproxy.
 """
 
 import dataclasses

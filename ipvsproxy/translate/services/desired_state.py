@@ -7,11 +7,11 @@ Rule 3: a virtual server is desired even if it has no real servers. If a virtual
 the client.
 Rule 4: an external address with externalTrafficPolicy Local has a second scope: a virtual server by firewall mark for pods and
 processes of this node. A second scope does not change the virtual server of the address, so packets without the scope's mark are
-treated as by kube-proxy. Rule 5: each address and port has only one role for a Service, for example as cluster IP or node port
-(see ``_is_taken``). Rule 6: an external address with direct return has two scopes besides its virtual server: one for clients
-outside the cluster, and one for packets that arrive by tunnel. Clients outside the cluster reach the endpoints of this node and,
-by tunnel, the endpoints of other nodes. Packets that arrive by tunnel reach only the endpoints of this node, so no packet is
-forwarded a second time.
+treated as by kube-proxy.
+Rule 5: each address and port has only one role for a Service, for example as cluster IP or node port (see ``_is_taken``).
+Rule 6: an external address with direct return has two scopes besides its virtual server: one for clients outside the cluster, and
+one for packets that arrive by tunnel. Clients outside the cluster reach the endpoints of this node and, by tunnel, the endpoints
+of other nodes. Packets that arrive by tunnel reach only the endpoints of this node, so no packet is forwarded a second time.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence

@@ -13,8 +13,9 @@ known API servers are the endpoints of the API server's Service, and the address
 server. An address stays refused after its API server has disappeared, because the API server may come back at that address. If an
 API server's address is an address of this node, or a loopback address, the address is refused only for a Service that has the API
 server's port. A cluster IP that is an API server's address is not refused, because the API servers may be reachable only by this
-cluster IP. Rule 5: serving another node's address as an external address would make that node unreachable from this node. The
-address of another node is refused only if the operator has chosen to refuse such addresses, because kube-proxy serves them.
+cluster IP.
+Rule 5: serving another node's address as an external address would make that node unreachable from this node. The address of
+another node is refused only if the operator has chosen to refuse such addresses, because kube-proxy serves them.
 """
 
 from collections.abc import Iterable
