@@ -210,7 +210,7 @@ def running(monkeypatch: pytest.MonkeyPatch, entered: list[str]) -> list[Running
         (["doctor"], ("doctor", "", False)),
     ],
 )
-def test_commands_that_inspect_nodes_accept_all_flags_of_the_run_command(
+def test_commands_that_inspect_a_node_accept_the_flags_of_the_command_run(
     calls: list[Call], arguments: list[str], call: tuple[str, str, bool]
 ) -> None:
     assert cli.main(arguments) == 3

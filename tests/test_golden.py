@@ -3,9 +3,8 @@
 Each test compares one section in one phase of one profile; a failure lists the differing rows. Rows that
 ``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. kube-proxy has
 no second scopes (``docs/scopes.md``), so the recordings do not contain any. Therefore one profile runs once more with second
-scopes (``SCOPED``), which are separate virtual servers for some clients. Apart from the second scopes (see ``docs/scopes.md``),
-everything in this run must equal the recording. Every recorded Service with externalTrafficPolicy Local must have second scopes,
-and no other Service may have them.
+scopes (``SCOPED``). Apart from the second scopes, everything in this run must equal the recording. Every
+recorded Service with externalTrafficPolicy Local must have second scopes, and no other Service may have them.
 """
 
 import functools
@@ -38,8 +37,7 @@ PROFILES = [
 ]
 """With nftables, the profile without ip6tables is left out, because nftables serves IPv6 even without ip6tables."""
 SCOPED = {"default with scopes": "default"}
-"""For each run in which addresses also have second scopes (docs/scopes.md): the name of the profile whose recording is compared
-with the run."""
+"""For each run with second scopes: the name of the profile whose recording is compared with the run."""
 PHASES = {"default": ("P0", "P1", "P2")}
 """The phases of each profile that has several phases; every other profile has only the phase P0."""
 ALIKE = ("masquerade-all", "masquerade-bit", "nodeport-primary", "scheduler-mh", "scheduler-wrr")
@@ -140,8 +138,8 @@ def _settle(world: golden_fixtures.World, running: program.Program, profile: str
     Returns the state.
 
     ``read_state`` runs several programs one after the other, and a sync may change the kernel in the meantime. A state counts as
-    equal only if its second scopes also equal the recorded second scopes. Otherwise the wait could end too early, because a sync
-    programs the second scopes last.
+    equal only if it also has exactly the second scopes that follow from the recorded Services. Otherwise the wait could end too
+    early, because a sync programs the second scopes last.
     """
     recorded = _recording(profile, phase)
     recorded_scopes = dict(_recorded_scopes(world, recorded)) if profile in SCOPED else {}

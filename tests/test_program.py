@@ -31,7 +31,7 @@ LARGE = 20_000
 FLAGS = (
     "--hostname-override=node-a",
     "--cluster-cidr=10.244.0.0/16,fd00:244::/64",
-    "--conntrack-max-per-core=0",  # 0 leaves the limit unchanged, because it is writable only in the host's own network namespace
+    "--conntrack-max-per-core=0",  # 0 leaves the limit alone, which is writable only in the host's own network namespace
 )
 BETWEEN_LINES_S = 0.05
 

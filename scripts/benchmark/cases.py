@@ -570,7 +570,6 @@ def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repe
 
     The variants alternate, because the machine's speed changes from minute to minute.
 
-
     If ``repeats`` is 1, the sides are measured in reverse order, because the first side of ``binding`` leaves the kernel busy
     with removed addresses.
     """

@@ -162,7 +162,7 @@ def _take_descriptors(life: "History") -> None:
 
 
 def _expect_service(life: "History") -> None:
-    """Wait until a change is programmed, and until the process answers a request to ``/livez``."""
+    """Make a change; wait until it is programmed and the process answers a request to ``/livez``."""
     life.change()
     desired = life.desired()
     life.wait_until(lambda: not kernel_state.differences(desired, _observed(life)), "a change in force", PROGRAMMED_WITHIN_S)

@@ -26,7 +26,7 @@ BACKUPS = 4
 REFUSALS = 2
 """The number of successive requests that the API server refuses."""
 UNREADABLE_S = 1.0
-"""The seconds for which a broken manifest, or a link without a target, stays after the other manifests have changed."""
+"""The pause, in seconds, after a change of manifests, in which the program finds a broken manifest or links without targets."""
 GARBAGE = "garbage.yaml"
 GARBAGE_LINE = b"{]\n"
 

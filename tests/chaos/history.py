@@ -85,7 +85,7 @@ class History:
         With ``quick``, ``verify`` runs only at the end of the history.
 
         ``direct_return`` says whether direct return is on; if it is on, Services and Nodes choose direct return by annotations.
-        If ``without`` is a ``Moment``, the program runs without the fix for this kind of temporary condition on the node.
+        If ``without`` is given, the program runs without the fix for this bad moment.
         """
         self.diary: list[str] = []
         self._steps = list(drawn.steps)
@@ -238,7 +238,7 @@ class History:
         self.note("the xtables lock is free")
 
     def _moment(self) -> None:
-        """Run one of the disturbances in ``Moment``, before the usual checks."""
+        """Run the next bad moment, before the usual checks."""
         kind = next(self._moments)
         self.note(f"moment: {kind.value}")
         self.figures.moments[kind.value] += 1
@@ -261,7 +261,7 @@ class History:
             self.figures.kills += 1
 
     def restart(self, backend: Backend | None = None, *, descriptors: int = 0) -> None:
-        """Kill the program, change the cluster, and start the program with the given backend and file limit."""
+        """Kill the program, change the cluster, and start the program with this backend and this limit of descriptors."""
         self.note(f"kill, start with {backend or 'the same backend'}{f' and {descriptors} descriptors' if descriptors else ''}")
         self._running.kill()
         if backend:

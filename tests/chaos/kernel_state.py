@@ -38,7 +38,7 @@ SYSCTLS_OF_TUNNELS: Mapping[str, str] = {
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/tunl0/rp_filter": "0",
 }
-"""The sysctls of direct return, with their settings while direct return is on. All settings are 0 before direct return is turned
+"""The sysctls of direct return, with their values while direct return is on. All settings are 0 before direct return is turned
 on (``tests.support.lab``), and after a start without direct return."""
 OTHER_BACKEND = {Backend.IPTABLES: Backend.NFTABLES, Backend.NFTABLES: Backend.IPTABLES}
 
@@ -53,7 +53,7 @@ def desired(
     *,
     direct_return: bool = False,
 ) -> State:
-    """The desired state in the form that ``golden_state.read_state`` returns, including the objects of other programs."""
+    """The desired state in the form that ``observed`` returns, including the objects of other programs."""
     chosen: dict[str, Any] = {"scheduler": scheduler, "binding": binding, "backend": backend, "direct_return": direct_return}
     settings = dataclasses.replace(SETTINGS, **chosen)
     events = [decode.decode_document(item, "chaos") for item in objects]

@@ -52,9 +52,7 @@ class SilentProxy:
                 try:
                     await asyncio.wait((down, up), return_when=asyncio.FIRST_COMPLETED)
                     if not is_flowing.is_set():
-                        await (
-                            up
-                        )  # wait until the client ends its connection, so that the end of the server's connection stays hidden
+                        await up  # the end of the server's connection stays hidden until the client ends its own
                 finally:
                     down.cancel()
                     up.cancel()

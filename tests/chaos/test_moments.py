@@ -126,7 +126,7 @@ def test_the_configuration_file_still_names_the_kubeconfig_after_a_change_of_the
 # The usual run skips this test, because it takes long. Other tests produce the same situations: test_chaos.py, tests/limits,
 # test_node_addresses.py, test_native_rules.py.
 @patience.THOROUGH
-def test_the_program_survives_each_temporary_condition_of_the_node(node: lab.Lab, tmp_path: Path) -> None:
+def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> None:
     kinds = [kind for kind in plan.MOMENTS[BACKEND] if kind is not Moment.LOCKED_MOVE]
     figures = live_through(node, tmp_path, *kinds)
     assert figures.moments == {kind.value: 1 for kind in kinds}

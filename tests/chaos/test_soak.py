@@ -52,7 +52,7 @@ def test_listening_sockets_are_counted_separately_because_their_number_depends_o
     assert soak.growth([CALM] * 6 + [CALM._replace(listening=9)] * 3) == []
 
 
-def test_churn_leaves_most_services_with_one_endpoint_slice_each() -> None:
+def test_churn_keeps_most_services_and_each_remaining_service_has_an_endpoint_slice() -> None:
     churn = soak.Churn(random.Random(1), services=40, endpoints=10)
     objects: dict[Key, Object] = {key_of(item): item for item in churn.objects()}
     assert len(objects) == 80

@@ -129,7 +129,7 @@ def test_doctor_reports_ok_for_every_topic_on_a_node_without_faults() -> None:
         ({"chains": LEFT}, Level.WARN, "kube-proxy", "iptables mode (2 chains)"),
         ({"tables": (left_tables.LEFT,)}, Level.WARN, "kube-proxy", "nftables mode (ip kube-proxy)"),
         ({"tables": (NAMESAKE,)}, Level.WARN, "kube-proxy", "only has the name of kube-proxy's: it has no map service-ips"),
-        # ipvsproxy has no rule that accepts packets at the hook input, so doctor warns about chains that refuse packets there
+        # ipvsproxy accepts no packets to Services at the hook input, so doctor warns about chains that refuse packets there
         ({"tables": (INPUT,)}, Level.WARN, "firewall", "the chain INPUT of the table ip filter (hook input) refuses"),
         ({"tables": (FIREWALLD,)}, Level.WARN, "firewall", "table inet firewalld (hook input) refuses connections to Services"),
         ({"listeners": {10256: "kube-proxy (process 7)"}}, Level.WARN, "ports", "health port 10256 is held by kube-proxy"),
@@ -313,7 +313,7 @@ def test_doctor_finds_no_fault_if_a_scheduler_is_in_use_and_our_own_process_hold
     assert _judge(observation=seen, modules={"ip_vs_rr": ModuleState.UNKNOWN}, listeners=ours) == []
 
 
-def test_doctor_prints_faults_with_their_remedies_then_notes_and_last_the_topics_that_are_ok() -> None:
+def test_doctor_prints_faults_with_remedies_then_notes_then_topics_that_are_ok_and_then_a_summary() -> None:
     findings = [
         ok("kernel", "Linux 6.1"),
         note("sysctl", "net/ipv4/ip_forward is 0, desired 1", "run sets it"),

@@ -104,7 +104,7 @@ def test_completion_prints_its_usage_unless_the_only_argument_is_a_known_shell(
         (["--dry-run", "--dry-run=false", "--output", "json", "-o=text"], (False, False)),
     ],
 )
-def test_the_flags_dry_run_and_output_take_their_last_value_if_they_are_repeated(
+def test_the_flags_dry_run_and_output_may_be_spelled_in_several_ways_and_their_last_value_counts(
     arguments: list[str], choices: tuple[bool, bool]
 ) -> None:
     config = loading.from_flags(*arguments)

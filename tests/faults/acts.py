@@ -32,7 +32,7 @@ OWN_FILES = (
     "/proc/stat",
     "/proc/meminfo",
 )
-"""Files about this process and the machine. Only the metrics use these files, so no start depends on them."""
+"""Files about this process and the machine. Opening them does not count as an act. Most of them are used only by the metrics."""
 LOCKED = "Another app is currently holding the xtables lock; still 5s 0us time ahead to have a chance to grab the lock...\n"
 FAILURES: dict[str, tuple[str, ...]] = {
     "send": ("ENOBUFS", "refused"),

@@ -377,7 +377,7 @@ def test_in_each_backend_it_is_no_error_to_add_or_remove_an_entry_twice(kernel: 
     assert sets(kernel) == {entry.set: frozenset()}
 
 
-def test_a_catchall_element_of_another_program_is_observed_until_the_element_is_removed(kernel: Kernel) -> None:
+def test_a_catch_all_element_of_another_program_is_observed_until_the_element_is_removed(kernel: Kernel) -> None:
     entry = ForeignElement(IpSet(SetKind.CLUSTER_IP, Family.IPV4).name)
     add(kernel, IP_SETS[entry.set])
     if isinstance(kernel, fake_kernel.FakeKernel):

@@ -67,7 +67,7 @@ def test_an_invalid_address_is_rejected_and_quoted_in_shortened_form(text: str) 
 
 
 @hypothesis.given(st.text(max_size=24) | st.text("0123456789abcdef.:/", max_size=24))
-def test_parsing_any_text_returns_an_address_or_raises_value_error(text: str) -> None:
+def test_any_text_is_parsed_as_an_address_or_range_or_raises_value_error(text: str) -> None:
     for read in (parse_address, parse_network):
         try:
             read(text)

@@ -47,7 +47,7 @@ def test_a_skeleton_without_a_table_ignores_the_observed_chains_and_jumps_of_the
     assert both.without("mangle") == nat
 
 
-def test_the_observed_rules_differ_from_the_desired_rules_if_another_program_adds_a_rule() -> None:
+def test_the_observed_rules_differ_if_another_program_adds_a_rule_to_one_of_our_base_chains() -> None:
     desired = Skeleton(family=Family.IPV4, chains={}, jumps=()).in_force
     strange = {ChainKey("nat", "OUTPUT"): ("accept",)}
     assert ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(), strange_rules=strange) != desired

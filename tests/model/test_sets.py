@@ -19,7 +19,7 @@ from ipvsproxy.model.virtual_servers import FirewallMark
 IP, IP_V6 = parse_address("10.0.0.1"), parse_address("fd00::10")
 
 
-def test_each_family_has_the_seventeen_sets_of_kube_proxy_under_names_of_at_most_31_characters() -> None:
+def test_each_family_has_seventeen_sets_of_kube_proxy_and_no_set_name_exceeds_31_characters() -> None:
     assert len(IP_SETS) == 2 * (17 + len(SCOPE_KINDS))
     assert max(map(len, IP_SETS)) == SET_NAME_LIMIT == 31
     assert all(IP_SETS[ip_set.name] is ip_set for ip_set in IP_SETS.values())

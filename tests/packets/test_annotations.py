@@ -2,7 +2,6 @@
 
 Covers the shares and connection limits of endpoints, networks whose clients all reach the same endpoint, and changes under load.
 
-
 Most tests share one run of the program. Each test starts with its own objects only. In tests of hash schedulers, each client has
 a separate outside address.
 """

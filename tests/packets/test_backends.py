@@ -119,7 +119,7 @@ def test_a_notification_from_the_kernel_is_enough_to_repair_drift_by_another_pro
         assert differences(running) == []
 
 
-def test_ipvsproxy_logs_and_removes_a_catchall_element_in_its_sets(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_ipvsproxy_logs_and_removes_a_catch_all_element_in_its_sets(laboratory: lab.Lab, tmp_path: Path) -> None:
     flags = ("--rules-backend=nftables", "--ipvs-sync-period=2s")
     with Cluster(laboratory, tmp_path, *flags) as running:
         running.have(*SERVICES)
@@ -192,7 +192,7 @@ def test_virtual_servers_of_other_programs_stay_if_a_boot_has_loaded_our_saved_r
 
 BESIDE = ("sysctl", "flow")
 """The kinds of differences and operations that this test ignores. Some settings cannot be changed in a network namespace, and
-every start cleans tracked flows."""
+every start reads the tracked flows."""
 MASQUERADING = {Backend.IPTABLES: "KUBE-MARK-MASQ", Backend.NFTABLES: "KUBE-POSTROUTING"}
 
 

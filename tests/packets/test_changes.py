@@ -172,7 +172,7 @@ def test_session_affinity_is_kept_until_its_timeout_and_then_expires(running: Cl
 
 @with_addresses
 def test_session_affinity_lasts_longer_than_its_timeout_if_ipvs_still_has_a_connection_of_the_client(running: Cluster) -> None:
-    """Covers docs/runbook.md.
+    """Tests a statement of docs/runbook.md.
 
     IPVS stores a client's affinity as a connection with source port 0. The client's other connections keep this connection alive.
     """

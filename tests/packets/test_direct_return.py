@@ -23,7 +23,7 @@ FLAGS = ("--mass-deletion-guard=0",)
 
 
 @pytest.mark.parametrize("entry", [pytest.param(one, marks=patience.THOROUGH if one == "remote" else []) for one in ENTRIES])
-def test_endpoints_answer_clients_directly_whichever_node_receives_the_requests(three: Three, entry: str) -> None:
+def test_endpoints_see_the_client_address_and_answer_directly_whichever_node_gets_the_packets(three: Three, entry: str) -> None:
     check_each_protocol(three, entry)
 
 

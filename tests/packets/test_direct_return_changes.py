@@ -2,7 +2,6 @@
 
 Also covers endpoints that move to other nodes, and client packets that begin to arrive at another node.
 
-
 Service addresses are local routes; ``three_nodes.py`` describes the nodes.
 """
 

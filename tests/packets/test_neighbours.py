@@ -175,7 +175,7 @@ def test_a_leftover_table_of_kube_proxy_gets_the_packets_of_services_until_the_n
     ],
     ids=["Docker with iptables", "Docker with nftables", "flannel", "kindnet"],
 )
-def test_services_work_without_changes_to_the_rules_of_another_program(
+def test_services_work_next_to_rules_of_another_program_which_stay_unchanged(
     laboratory: lab.Lab, tmp_path: Path, program: tuple[str, ...], rules: str
 ) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running:

@@ -6,7 +6,8 @@ by the label of the node, and returns. After that, it migrates in place, by a ch
 the kernel before ipvsproxy starts. After a return from nftables, the test writes kube-proxy's recorded rules and sets. The
 configuration file is that of kube-proxy, without additional fields. Additional flags turn on features of
 ipvsproxy: second scopes, and local routes or nftables. After each take-over, the test compares the virtual and real servers,
-except those of second scopes, with the recording. At the end, the test compares sets and addresses as well.
+except those of second scopes, with the recording. At the end, the test compares sets and addresses as well, and also rules,
+except those in iptables after local routes.
 
 The test does not cover kube-proxy itself, the update of a DaemonSet by a cluster, and commands that need a registry.
 """

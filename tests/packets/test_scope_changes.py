@@ -1,6 +1,6 @@
-"""Covers second scopes, which are separate endpoints for clients on the node itself (docs/scopes.md).
+"""Covers second scopes with each method to detect local pods, and changes of scopes.
 
-The tests cover the detection of local pods, scope changes, and the commands plan, verify and cleanup.
+Also covers the commands plan, verify and cleanup.
 """
 
 import contextlib

@@ -91,7 +91,7 @@ def _check_operations(operations: Mapping[tuple[str, str], int], *, has_scopes: 
 
 
 def _traces() -> int:
-    """The number of rows in the kernel's state that exist only because second scopes are enabled (docs/scopes.md)."""
+    """The number of rows in the kernel's state that belong to second scopes."""
     state = golden_state.read_state(SCOPED_SECTIONS)
     compared = golden_state.differences(scope_rows.without_scopes(state), state, SCOPED_SECTIONS)
     return sum(len(rows) for rows in compared.values())

@@ -198,7 +198,7 @@ def test_a_virtual_server_missing_in_an_audit_counts_as_gone_unless_it_was_writt
 def test_a_virtual_server_does_not_count_as_gone_if_a_change_of_it_fails_during_an_audit() -> None:
     """The audit does not see the virtual server, although it exists.
 
-    Another program replaces the virtual server while the audit reads that part of the table.
+    Another program may have replaced the virtual server while the audit read that part of the table.
     """
     node = running("10.244.0.1")
     node.reconciler.observer.begin_audit()

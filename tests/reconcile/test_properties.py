@@ -304,7 +304,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         for key, server in self.node.kernel.virtual_servers.items():
             assert key in self.alien or all(server.real_servers.values()), key
 
-    # Helpers of the state machine's rules and invariants.
+    # Helpers of the state machine's rules and checks.
 
     def _from_nothing(self) -> fake_kernel.FakeKernel:
         other = simulation.SimulatedNode(binding=self.node.binding)

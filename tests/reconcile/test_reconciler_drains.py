@@ -43,7 +43,7 @@ def test_a_real_server_that_returns_while_draining_gets_its_weight_back_and_is_n
     assert len(node.reconciler._drains) == 0
 
 
-def test_a_changed_drain_deadline_applies_at_once_to_drains_that_have_already_begun() -> None:
+def test_a_changed_drain_deadline_of_the_node_applies_at_once_to_drains_that_have_already_begun() -> None:
     node = draining(drain_deadline_s=600)
     node.sync(after_s=100)
     node.reconciler.adopt(Policy(drain_deadline_s=101))

@@ -100,7 +100,7 @@ def test_all_additions_of_real_servers_are_retried_together_if_the_kernel_does_n
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
 
-def test_a_failed_addition_of_a_real_server_is_retried_at_once_if_its_desired_service_changes() -> None:
+def test_a_failed_addition_of_a_real_server_is_retried_at_once_if_its_virtual_server_changes() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     numbers = {VirtualServer: errno.ENOMEM, RealServers: errno.ESRCH}

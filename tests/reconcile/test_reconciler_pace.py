@@ -1,7 +1,4 @@
-"""Tests that additions stay fast while many real servers are to be removed.
-
-Some of these real servers wait at weight 0.
-"""
+"""Many removals of real servers at once: some of these real servers wait at weight 0, so that additions stay fast."""
 
 import pytest
 

@@ -2,7 +2,6 @@
 
 The tests check what the script refuses, which files it makes, and what it leaves to a person.
 
-
 A real image takes minutes, and an SBOM needs packages of PyPI, so only .ci/full makes both. All other runs use a small OCI layout
 instead of an image. If ``scripts/image`` needs certain options to reach PyPI, set ``IPVSPROXY_TEST_IMAGE_OPTIONS`` to these
 options.

@@ -311,7 +311,7 @@ def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
 
     If a list lacks more than half of the known objects, the store removes none of them until another list confirms this one.
 
-    Also returns the Services and EndpointSlices that the store knows.
+    Also returns the Services that the store knows.
     """
     services: list[ApiObject] = [builders.service(f"web-{number}") for number in range(count)]
     slices = [

@@ -240,7 +240,7 @@ class ApiServer:
     async def asked(self, resource: Resource, *, watch: bool, times: int) -> None:
         """Wait until clients have sent this number of list requests for the resource.
 
-        If ``watch`` is true, only watch requests count instead.
+        If ``watch`` is true, watch requests count instead.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: len(self.queries(resource, watch=watch)) >= times)
@@ -301,9 +301,7 @@ class ApiServer:
         if token and version not in {"", "0"}:
             raise StatusError(400, "BadRequest", "specifying resource version is not allowed when using continue")
         self._require_reached(_revision(query))
-        if (
-            version not in {"", "0"} and limit and int(version) != self.store.revision
-        ):  # with a limit, the request asks for exactly this version
+        if version not in {"", "0"} and limit and int(version) != self.store.revision:  # a limit asks for exactly this version
             raise StatusError(410, "Expired", f"The resourceVersion for the provided list is too old: {version}")
         if version == "0":
             limit = 0  # the watch cache does not divide lists into pages

@@ -48,9 +48,10 @@ Manifest = dict[str, Any]
 
 
 def address(name: str, family: Family) -> str:
-    """The address that a name in ``ADDRESSES`` represents.
+    """The address that a name represents.
 
-    Names such as ``cluster 7``, ``balancer 7`` and ``external 7`` represent addresses of Services.
+    The name is a key of ``ADDRESSES``, or stands for an address of a Service, as ``cluster 7``, ``balancer 7`` and ``external 7``
+    do.
     """
     kind, _, number = name.partition(" ")
     if number:
@@ -179,8 +180,8 @@ class Cluster:
         self._manifests = directory / "manifests"
         self._manifests.mkdir(exist_ok=True)
         self._log = directory / "log"
-        # ``--rules-backend`` is left out for an older version, because this version may not know the flag. It is also left out
-        # with a configuration file, because the flag would override the file.
+        # ``--rules-backend`` is left out for an older version, because an older version may not know the flag. It is also left
+        # out with a configuration file, because the flag would override the file.
         is_left_out = program.OTHER_VERSION and BACKEND is Backend.IPTABLES
         is_in_file = any(flag.startswith("--config=") for flag in flags)
         backend = () if is_left_out or is_in_file else (f"--rules-backend={BACKEND}",)

@@ -1,6 +1,6 @@
 """Runs ipvsproxy's commands one after the other in one process.
 
-Each command must end by itself. For each command, the program prints one line of JSON with the exit status, the standard output
+Each command must end by itself. For each command, this module prints one line of JSON with the exit status, the standard output
 and the standard error.
 """
 

@@ -2,7 +2,6 @@
 
 The result has the same form as the recorded states of kube-proxy.
 
-
 The table is read with the program ``nft``, never with ipvsproxy's drivers. The text of a rule is its comment or, if nft prints no
 comment, its expressions as JSON. Packet tests check that the expressions of a rule do what its text says, and ``Expressions``
 checks that the expressions do not change.

@@ -1,6 +1,6 @@
-"""Imports the program's modules with the same function as the program's command line.
+"""Imports the program's modules as the program's command line does.
 
-This process then forks programs under test.
+The process that imports this module then forks the programs under test.
 """
 
 import gc

@@ -24,7 +24,7 @@ OTHER_VERSION = os.environ.get("IPVSPROXY_TEST_PROGRAM", "")
 """The folder of another version of ipvsproxy that is tested in place of the version in this repository. The text is empty if the
 version in this repository is tested."""
 FORKS = not OLD_KERNEL and not OTHER_VERSION
-"""Whether the program under test runs as a fork of the test process. A fork can run only the version that the test process has
+"""Whether the program under test runs as a fork (``forked.py``). A fork can run only the version that the forking process has
 imported."""
 PYTHON = (sys.executable, "-P") if OTHER_VERSION else (sys.executable,)
 """The command that starts Python; with the variables of ``python_environment``, Python imports the version under test."""
@@ -168,7 +168,7 @@ class Program:
 
         Some conditions are checked by starting a process. Therefore the pause after each check is at least the smaller of one
         second and three times the duration of the check. After a check that took longer than a second, the pause is as long as
-        the check.
+        the check. So checks take at most half of the time.
 
         Raises:
             ProgramError: the program ended, or the condition did not hold within ``within_s`` seconds.

@@ -177,7 +177,7 @@ UNSURE = builders.node_view()
         (TracedClient.OTHER_POD, BRIDGED, False, (False, False, False)),
     ],
 )
-def test_only_packets_of_outside_clients_are_dropped_if_this_node_has_no_endpoint(
+def test_local_clients_use_the_second_scope_and_an_empty_first_scope_drops_only_outside_clients(
     client: TracedClient, node: NodeView, expected: tuple[bool, ...], address: str, port: int, *, has_local: bool
 ) -> None:
     result = _trace(client, address, port, has_scopes=True, has_local=has_local, node=node)

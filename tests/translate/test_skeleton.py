@@ -157,7 +157,7 @@ def test_local_pods_of_each_family_are_recognised_by_the_cluster_range_of_this_f
 
 
 @pytest.mark.checklist(104)
-def test_the_pod_ranges_of_the_node_affect_the_rules_only_in_node_cidr_mode() -> None:
+def test_the_pod_ranges_of_the_node_affect_the_masquerade_rule_only_in_node_cidr_mode() -> None:
     before = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]))
     after = builders.node_view(node_object=builders.node(pod_networks=["10.244.4.0/24"]))
     by_node = Settings(detect_local=LocalMode.NODE_CIDR)

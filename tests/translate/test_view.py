@@ -139,7 +139,7 @@ def test_the_value_primary_means_all_addresses_of_a_family_for_which_the_node_ob
 
 
 @pytest.mark.parametrize(("bind_address", "primary"), [("0.0.0.0", "10.0.0.1"), ("::", "10.0.0.1"), ("192.0.2.7", "192.0.2.7")])
-def test_the_primary_address_of_a_family_is_the_first_node_address_unless_a_bind_address_is_set(
+def test_the_primary_address_of_a_family_is_a_specific_bind_address_or_its_first_node_address(
     bind_address: str, primary: str
 ) -> None:
     node = builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2")
@@ -270,7 +270,7 @@ def test_only_node_ports_and_health_checks_still_use_an_address_that_the_node_ha
 
 
 @pytest.mark.parametrize(("bind_address", "is_known"), [(None, False), ("0.0.0.0", False), ("192.0.2.1", True)])
-def test_the_primary_address_for_node_ports_needs_no_node_object_if_a_bind_address_is_given(
+def test_the_primary_address_for_node_ports_needs_no_node_object_if_the_bind_address_is_specific(
     bind_address: str | None, *, is_known: bool
 ) -> None:
     settings = Settings(node_port_primary=True, bind_address=parse_address(bind_address) if bind_address else None)

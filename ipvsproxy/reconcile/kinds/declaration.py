@@ -7,15 +7,15 @@ object comes before the restricted object:
 
 * Rules refer to sets by name, so sets come first. A rule about an empty set has no effect, so entries come before rules.
 * Source ranges take effect before clients can reach the restricted address, and never shut out an admitted client. A virtual
-server with source ranges is programmed in this order: the ranges, the rules, the firewall entry that sends packets through the
-rules, and the virtual server.
+  server with source ranges is programmed in this order: the ranges, the rules, the firewall entry that sends packets through the
+  rules, and the virtual server.
 * A virtual server and its real servers come before its address. If the address came first, the kernel would refuse clients for a
-moment.
+  moment.
 * A virtual server is removed before its set entries and its address. The entries and the address are witnesses of the virtual
-server: they show a later process that the virtual server belongs to ipvsproxy. Local routes have the same stages as
+  server: they show a later process that the virtual server belongs to ipvsproxy. Local routes have the same stages as
   addresses, because a route may replace an address and vice versa.
 * A packet gets a mark only while the virtual server of that mark has its real servers. A packet without a mark reaches the
-virtual server of its address.
+  virtual server of its address.
 
 The order within one plan is not sufficient, because operations can fail. Therefore an operation may have a precondition, which
 names objects that must already exist in the kernel.

@@ -182,7 +182,6 @@ class Scopes:
 
     Also has the undesired virtual servers by firewall mark that still drain.
 
-
     ``families`` are the families that this node serves. ``putting`` is the function that writes the desired state of a Service
     into the tables.
     """

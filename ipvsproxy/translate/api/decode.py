@@ -296,8 +296,7 @@ class ListReader:
 
         Raises:
             UndecodableError: the answer was not a list, or the answer ended before the list was complete. After an error, the
-                items that
-            ``feed`` has returned remain valid.
+                items that ``feed`` has returned remain valid.
         """
         return decode_list(self._kind, self._before_items + self._buffer)
 
@@ -311,8 +310,8 @@ class ListReader:
         before = bytes(self._buffer[: before_items.end()])
         try:
             self.resource_version = decode_list(self._kind, before + b"]}").resource_version
-        # Decoding fails if the found items belong to a nested list, or if the metadata of the list come after its items.
         except UndecodableError:
+            # The found items belong to a nested list, or the metadata of the list come after its items.
             self._is_in_one_piece = True
             return False
         self._before_items = before

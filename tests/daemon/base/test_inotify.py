@@ -29,13 +29,11 @@ CHANGES: dict[str, Callable[[pathlib.Path], object]] = {
 @pytest.mark.parametrize(
     ("change", "is_reported"), [*((change, True) for change in CHANGES), *((change, False) for change in [*CHANGES][2:])]
 )
-async def test_inotify_reports_every_change_in_the_directory_while_polling_detects_only_changed_names(
+async def test_inotify_reports_every_change_in_the_directory_and_polling_finds_new_and_deleted_names(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, change: str, *, is_reported: bool
 ) -> None:
     if not is_reported:
-        monkeypatch.setattr(
-            inotify, "CHANGES", 0
-        )  # simulates a network file system, where inotify does not report the changes of other hosts
+        monkeypatch.setattr(inotify, "CHANGES", 0)  # on a network file system, inotify reports no change by another host
     directory = tmp_path / "watched"
     directory.mkdir()
     (directory / "a").write_text("old")

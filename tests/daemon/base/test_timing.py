@@ -36,7 +36,7 @@ HIGHEST = Mock(uniform=max)
 """A source of random numbers that always returns the upper bound."""
 
 
-def test_retry_delays_double_up_to_the_upper_bound_until_a_retry_succeeds() -> None:
+def test_retry_delays_double_up_to_the_upper_bound_and_start_again_after_a_success() -> None:
     delays = timing.Backoff(first_s=0.5, longest_s=3, dice=HIGHEST)
     assert [delays.next_s() for _ in range(5)] == [0.5, 1, 2, 3, 3]
     delays.reset()

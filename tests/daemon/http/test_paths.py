@@ -207,7 +207,7 @@ def test_the_health_answer_gives_the_current_time_as_last_update_if_the_node_has
     )
 
 
-def test_the_health_answer_of_a_healthy_node_also_lists_unreadable_unmet_and_leftover_items() -> None:
+def test_the_health_answer_of_a_healthy_node_lists_unreadable_parts_unmet_settings_and_leftovers() -> None:
     unread, left, unmet = ("list sets: EIO",), ("our objects in the other backend stay: EBUSY",), {"net/ipv4/ip_forward": "0"}
     answer = paths.healthz(summaries.status(NOW_S, UPDATES, unreadable=unread, leftovers=left, unmet_settings=unmet))
     document = json.loads(answer.body)

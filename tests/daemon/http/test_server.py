@@ -64,7 +64,7 @@ async def test_a_request_with_any_http_method_is_answered_like_get(method: str) 
 
 
 @pytest.mark.parametrize("body", [b"", b"begin\n"])
-async def test_head_returns_the_same_content_length_as_get_but_no_body(
+async def test_an_answer_made_of_parts_arrives_complete_and_head_returns_only_its_content_length(
     body: bytes,
 ) -> None:
     answer = Answer(server.OK, body, server.TEXT, [b"x" * 100_000, b"end\n"])

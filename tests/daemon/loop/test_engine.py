@@ -32,7 +32,7 @@ PARTS = ("virtual_servers", "sets", "device", "addresses", "interface_addresses"
 
 
 def assert_from_scratch(node: MemoryNode) -> None:
-    """Assert that this kernel equals a newly programmed kernel, and that no operation is pending."""
+    """Assert that the node's kernel equals a newly programmed kernel, and that no operation is pending."""
     assert memory_node.contents(node.kernel) == memory_node.from_scratch(node.store, node.settings, node.kernel)
     assert node.engine._reconciler.pending == 0
 

@@ -41,9 +41,7 @@ async def test_an_external_ip_is_refused_and_logged_once_if_it_is_the_address_of
             ("default/web", "spec.externalIPs", f"{API_SERVER} is the address of an API server")
         ]
         assert_not_served(node)
-        node.put(
-            builders.endpoint_slice(service="kubernetes")
-        )  # the API server removes its endpoint when it shuts down gracefully
+        node.put(builders.endpoint_slice(service="kubernetes"))  # as when the API server shuts down gracefully
         await node.quiet()
         assert_not_served(node)
         assert [line["reason"] for line in logs if line["event"] == "part_not_used"][1:] == [

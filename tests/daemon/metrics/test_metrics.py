@@ -159,7 +159,7 @@ async def test_operations_are_counted_by_verb_and_kind_and_outcome() -> None:
     assert rows["ipvsproxy_surprises_total"] == 2
 
 
-async def test_a_sync_records_a_waiting_time_only_if_it_has_changes() -> None:
+async def test_every_sync_records_the_time_of_its_phases_but_a_waiting_time_only_if_it_has_changes() -> None:
     metrics = _metrics()
     metrics.synced(summary(states=[state()], waited_s=0.9, applied_s=0.05))
     metrics.synced(summary())

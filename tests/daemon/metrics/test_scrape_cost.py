@@ -58,12 +58,7 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
 async def test_the_number_of_steps_of_a_scrape_grows_in_proportion_to_the_number_of_its_series(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The number of Services grows from ``FEW`` to ``MANY``.
-
-    The second half of the added Services costs about as many steps as the first half.
-
-    The steps of the first ``FEW`` Services are left out of this comparison.
-    """
+    """The second half of the Services that are added to the first ``FEW`` costs about as many steps as the first half."""
     await scrape(1, monkeypatch)  # this scrape imports modules, so that no later scrape imports them
     few, half, whole = [(await scrape(services, monkeypatch)).all for services in (FEW, (FEW + MANY) // 2, MANY)]
     assert whole > MANY, "the scrape counts nothing"

@@ -42,6 +42,4 @@ def test_the_last_attempt_at_a_transaction_names_no_generation_if_insists_is_tru
     failed = nft_message.run_while_stale(netlink.Channel(0, lambda _: socket), lambda: (MESSAGES, 7), insists=insists)
     assert failed == ({} if insists else {-1: nft_message.STALE})
     assert [generation in data for data in socket.sent] == [True] * (nft_message.ATTEMPTS - 1) + [not insists]
-    assert (
-        not socket.closed
-    )  # the socket stays usable: the kernel sends only one answer to an outdated transaction, so no answer is missing
+    assert not socket.closed  # still usable, because the kernel sends only one answer to an outdated transaction

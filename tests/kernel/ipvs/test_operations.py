@@ -31,7 +31,7 @@ def test_an_existing_virtual_server_keeps_its_costly_scheduler_while_real_server
     assert ipvs_operations.as_sent(given) == (given, [0, 1])
 
 
-def test_all_accepted_real_servers_of_an_operation_share_one_outcome_if_others_are_refused() -> None:
+def test_accepted_and_refused_real_servers_of_one_operation_get_separate_outcomes() -> None:
     given = operations(Verb.ADD, PREPARED, PAIR, PLAIN)
     refused = Outcome(Operation(Verb.ADD, SECOND._replace(keys=(*SECOND.keys,))), "no memory", errno.ENOMEM)
     accepted = Outcome(Operation(Verb.ADD, FIRST._replace(keys=(*FIRST.keys,))))

@@ -101,7 +101,7 @@ def test_successive_rules_of_a_chain_differ_so_that_their_fingerprints_differ(fa
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
-def test_sets_are_complete_but_rules_must_be_written_again_after_a_saved_ruleset_is_loaded(
+def test_loading_a_saved_ruleset_restores_all_sets_and_the_next_write_repairs_the_rules(
     driver: NftRulesDriver, settings: Settings
 ) -> None:
     wanted = {family: every_rule(family, settings) for family in Family}

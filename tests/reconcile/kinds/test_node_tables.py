@@ -68,7 +68,7 @@ def test_put_node_makes_the_device_and_the_sets_and_the_settings_desired() -> No
     assert tables.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
 
 
-def test_put_node_drops_the_desired_sets_of_scopes_if_their_family_is_no_longer_served() -> None:
+def test_put_node_keeps_the_desired_sets_of_scopes_only_in_families_that_are_still_served() -> None:
     tables = new_claims()
     tables.put_node(tuple(Family), [], None)
     scoped = {family: IpSet(SetKind.SCOPE, family) for family in Family}
@@ -146,9 +146,9 @@ def service_with_node_port(owner: Owner, *keys: VirtualServerKey) -> ServiceStat
 
 
 def test_entries_of_a_lost_node_port_are_removed_even_if_another_object_has_that_port_or_address() -> None:
-    """The other object is a cluster IP with the same port number, or an entry with the node's address.
+    """The other object is a cluster IP with the same port number, or an entry of a second scope with the node's address.
 
-    Only the entry of the cluster IP stays.
+    Of these two, only the entry of the cluster IP stays.
     """
     kept = builders.frontend("10.96.0.1", 30080)
     no_local = examples.entry(SetKind.NO_LOCAL, NODE_PORT)

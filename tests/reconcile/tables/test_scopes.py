@@ -1,9 +1,4 @@
-"""Tests second scopes, the separate endpoints of an external address for clients on the node (docs/scopes.md).
-
-The kernel is in memory.
-
-Covers marks, and the virtual servers and set entries that use marks.
-"""
+"""Covers the marks, virtual servers and set entries of second scopes (docs/scopes.md), on an in-memory kernel."""
 
 import dataclasses
 
@@ -184,9 +179,9 @@ def test_services_that_begin_to_wait_for_a_mark_are_reported_once() -> None:
 
 
 def plan_additions(node: SimulatedNode) -> None:
-    """Apply additions, and no other operations, until no addition is left.
+    """Apply the operations that take nothing away, until no such operation is left.
 
-    ipvsproxy also applies only additions until the first lists of objects are confirmed.
+    ipvsproxy also plans only such operations while the first list of a kind of objects is in doubt.
     """
     node.plan()
     add(node)

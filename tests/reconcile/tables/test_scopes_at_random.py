@@ -1,6 +1,6 @@
 """Checks second scopes (``docs/scopes.md``) during random changes, restarts, kills and refused operations.
 
-There are fewer marks than Services.
+Most of the time, there are fewer marks than Services.
 """
 
 import dataclasses

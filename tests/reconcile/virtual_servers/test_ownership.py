@@ -94,7 +94,7 @@ def test_a_virtual_server_of_a_node_port_on_a_lost_address_is_ours_if_it_equals_
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: observed})(LEFT_BEHIND), "no twin"
 
 
-def test_a_virtual_server_equal_to_ours_is_not_ours_if_none_of_its_real_servers_is_a_pod() -> None:
+def test_a_virtual_server_equal_to_ours_is_not_ours_without_real_servers_or_with_one_on_this_host() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     for alike in (examples.observed({}), examples.observed({builders.backend(builders.NODE_ADDRESS, 443): 1})):
         found = {NODE_PORT: alike, LEFT_BEHIND: alike}

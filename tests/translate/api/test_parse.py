@@ -120,7 +120,7 @@ def test_a_second_cluster_ip_of_one_family_is_not_used() -> None:
     assert _reasons(service) == ["spec.clusterIPs: 10.96.0.11: a second address of one family"]
 
 
-def test_all_valid_ports_are_used_in_the_given_order_with_the_defaults_of_the_api() -> None:
+def test_ports_of_all_protocols_keep_their_order_and_absent_fields_have_the_defaults_of_the_api() -> None:
     ports = [
         {"port": 80},
         {"name": "dns", "port": 53, "protocol": "UDP", "nodePort": 30053},

@@ -46,7 +46,7 @@ def test_an_invalid_node_address_does_not_affect_the_other_addresses() -> None:
         (None, []),
     ],
 )
-def test_the_pod_ranges_of_a_node_come_from_pod_cidr_if_pod_cidrs_is_absent(
+def test_the_pod_ranges_of_a_node_come_from_pod_cidrs_or_from_pod_cidr_if_pod_cidrs_is_absent(
     spec: dict[str, Any] | None, networks: list[str]
 ) -> None:
     assert _node({"spec": spec}).pod_networks == builders.networks(*networks)

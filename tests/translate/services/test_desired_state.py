@@ -195,7 +195,7 @@ def test_traffic_goes_to_terminating_endpoints_only_if_no_endpoint_allowed_by_th
 
 
 def _without_local(state: ServiceState) -> tuple[int, int]:
-    """Returns how many families have only endpoints on other nodes, for the internal and the external policy."""
+    """The numbers of families with endpoints only on other nodes, for internal and for external traffic with policy Local."""
     policies = [policy for policy, _ in state.rare.without_local]
     return policies.count("internal"), policies.count("external")
 

@@ -131,7 +131,7 @@ ONE, ONE_P12 = {11: {"1.1.1.1:11"}}, _slice("1.1.1.2", suffix="2", ports={"p12":
         ([_slice("1.1.1.1", ports={"p11": 22})], [P11], {11: {"1.1.1.1:22"}}),
     ],
 )
-def test_flows_may_stay_only_at_real_servers_that_a_current_slice_lists_for_the_same_port_name(
+def test_the_real_servers_that_may_keep_flows_follow_from_the_current_slices_and_their_port_names(
     slices: list[EndpointSlice], ports: list[ServicePort], answering: dict[int, set[str]]
 ) -> None:
     assert _answering(*slices, ports=tuple(ports)) == answering
