@@ -45,7 +45,7 @@ class SysctlDriver:
     def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
         """The values of the given settings that exist and that this process may read.
 
-        The value of a device's flags contains only the flags IFF_UP and IFF_NOARP.
+        Of a device's flags, the value keeps only IFF_UP and IFF_NOARP.
 
         Raises:
             KernelError: a setting exists and cannot be read.

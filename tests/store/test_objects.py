@@ -434,7 +434,7 @@ def test_nodes_are_removed_only_after_a_second_list_confirms_that_most_nodes_are
     assert (store.tunnels[0], store.node(NODE.name), dict(store.doubts)) == ({}, NODE, {})
 
 
-def test_a_node_is_removed_at_once_if_a_watch_deletes_it_or_a_list_lacks_only_half_of_all_nodes() -> None:
+def test_a_node_is_removed_at_once_if_at_least_half_of_the_nodes_remain_or_a_watch_reports_its_deletion() -> None:
     store, nodes = store_with_nodes(3)
     store.deliver([listed(NODE, nodes[0], kind=ObjectKind.NODE)], 2)
     assert store.tunnels[0].keys() == {"node-0"}

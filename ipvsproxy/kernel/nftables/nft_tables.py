@@ -9,9 +9,9 @@ are read by netlink, which shows the rules of iptables-nft as well. The tables o
 Rule 1: a table that cannot be read is an error, and never counts as absent.
 Rule 2: a table is removed only in the same generation of nf_tables in which the table was recognised as a leftover. If the
 generation has changed, the table is read again.
-Rule 3: reading tables should not make the kernel load nf_tables. If the files of this host's modules are visible, this module
-first finds out whether a query would load nf_tables, and sends no query if it would. Otherwise a query may load nf_tables. If the
-kernel could not load nf_tables, no further query is sent to the kernel until the module appears.
+Rule 3: reading tables should not make the kernel load nf_tables. If the files of the kernel's modules are visible, they show
+whether a query would make the kernel load nf_tables. In that case, no query is sent. If the files are not visible, a query may
+load nf_tables. If the kernel could not load nf_tables, no further query is sent to the kernel until the module appears.
 """
 
 import contextlib

@@ -151,7 +151,7 @@ async def test_a_notification_during_a_poll_causes_another_poll(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("min_interval_s", [0, 10])
-async def test_drift_in_several_parts_of_a_poll_is_repaired_in_one_sync(min_interval_s: float) -> None:
+async def test_drift_that_several_parts_of_a_poll_find_is_repaired_in_one_sync(min_interval_s: float) -> None:
     services = [builders.service(f"web-{number}", cluster=(f"10.96.1.{number}",)) for number in range(50)]
     async with MemoryNode(min_interval_s=min_interval_s, audit_interval_s=10_000).serving(*services, after_s=60) as node:
         node.kernel.virtual_servers.clear()
