@@ -537,7 +537,7 @@ def _annotations_rows(found: Sequence[Found]) -> Iterator[Row]:
 def _binding(size: tuple[int, int], family: str, *, repeats: int, quick: bool) -> Case:
     """Measures starts with addresses on the device and starts with local routes, in turn.
 
-    Each start is followed by its replay.
+    After each start, a replay sends the recorded messages of the start to the kernel again.
     """
     sides = {way: Side([f"--ipvs-vip-binding={way}"], *BINDING_TARGETS[size].get(way, ())) for way in BINDINGS}
     pages = (*size, 0, 3 if family == "IPv6" else 0)

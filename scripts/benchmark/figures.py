@@ -109,7 +109,7 @@ def churn(name: str, found: Sequence[Found]) -> Iterator[Row]:
 
 
 def beside_kernel(name: str, found: Sequence[Found]) -> Iterator[Row]:
-    """The table rows that compare single changes, churn and new Services with their replays.
+    """The table rows that compare the program's time for single changes, churn and new Services with the time of a replay.
 
     A replay sends the program's recorded netlink messages again from a file, while the program does not run.
 

@@ -158,8 +158,8 @@ def test_tmp_itself_is_refused_as_the_working_directory_because_the_guest_would_
     assert b"the working directory cannot be /tmp itself" in ended.stderr
 
 
-# A program that runs scripts/kernel with a shell instead of a guest. The shell crashes at its first start, before or after the
-# command has started.
+# A program that runs scripts/kernel with a shell instead of a guest. At its first start, the shell crashes: either before it has
+# started the command of scripts/kernel, or afterwards.
 CRASHING = f"""{LOAD}
 import contextlib, pathlib, subprocess
 

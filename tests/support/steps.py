@@ -66,7 +66,7 @@ class Steps:
 
 @contextlib.contextmanager
 def counted() -> Iterator[Steps]:
-    """Count the steps of the calls that the block makes in this thread, and of all threads that start during the block."""
+    """Count the steps that run during the ``with`` block: in calls of this thread, and in threads that start meanwhile."""
     steps = Steps()
     before = sys.gettrace()
     threading.settrace(steps.trace)

@@ -90,7 +90,8 @@ def log_desired(name: ServiceName, state: ServiceState | None) -> None:
 def log_outcomes(outcomes: Iterable[Outcome]) -> None:
     """Log the operations on the kernel that these outcomes describe.
 
-    Removals and changes of rules are logged at a lower verbosity, all other operations at a higher verbosity.
+    At ``CHANGES_VERBOSITY``, only operations on rules, and removals of addresses and local routes, are logged. Every operation is
+    logged at a higher verbosity.
     """
     if logs.shows(logs.DEBUG_VERBOSITY):
         for outcome in outcomes:

@@ -38,8 +38,8 @@ ReadTargets = Callable[[ServiceName], Awaitable[Targets]]
 class _SliceReading:
     """The last reading of the names for one Service.
 
-    ``slices`` are the EndpointSlices at the beginning of the reading; these EndpointSlices show whether the Service has changed
-    since then.
+    ``slices`` are the EndpointSlices at the beginning of the reading. If the current EndpointSlices differ from them, the Service
+    has changed.
     """
 
     slices: tuple[EndpointSlice, ...] = ()

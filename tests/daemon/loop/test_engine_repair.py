@@ -44,7 +44,9 @@ async def test_drift_is_repaired_at_once_after_a_notification_or_by_the_next_pol
         assert_from_scratch(node)
 
 
-async def test_catch_all_elements_that_another_program_adds_to_sets_are_counted_and_logged_as_drift(logs: list[EventDict]) -> None:
+async def test_catch_all_elements_that_another_program_adds_to_sets_are_counted_and_logged_as_drift(
+    logs: list[EventDict],
+) -> None:
     async with MemoryNode().serving(WEB, SLICE, after_s=AUDIT_INTERVAL_S / 2) as node:
         count = len(node.kernel.sets)
         add_catch_all(node.kernel)

@@ -22,7 +22,7 @@ from tests.support import fake_netlink
 
 
 class Kernel:
-    """A fake kernel that has the netlink family of IPVS, and answers all other requests with the given answers."""
+    """A fake kernel. It answers the query for the netlink family of IPVS itself, and all other requests with ``answers``."""
 
     def __init__(self) -> None:
         self.answers: list[fake_netlink.Answer] | None = None

@@ -136,7 +136,7 @@ def test_the_local_scope_excludes_an_unready_endpoint_of_another_node_because_of
     assert local.why_not(there.conditions) is topology.WhyNot.OTHER_NODE
 
 
-def test_an_endpoint_whose_node_hint_names_another_node_is_unused_for_a_specific_reason() -> None:
+def test_the_reason_why_an_endpoint_is_unused_says_that_its_node_hint_names_another_node() -> None:
     there = endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE])
     cluster, _ = _scopes(endpoint(HERE, nodes=[THIS_NODE]), there, zone="")
     assert cluster.why_not(there.conditions) is topology.WhyNot.HINT_FOR_OTHER_NODE
