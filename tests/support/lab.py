@@ -52,6 +52,9 @@ _NODE = _EVERYWHERE | {
     "net/ipv6/conf/all/forwarding": "1",
     "net/bridge/bridge-nf-call-iptables": "1",
     "net/bridge/bridge-nf-call-ip6tables": "1",
+    # Direct return sets these to 1, and a program that ends leaves them so.
+    "net/ipv4/vs/sloppy_tcp": "0",
+    "net/ipv4/vs/sloppy_sctp": "0",
 }
 
 _AGENT = "import sys; sys.path.append(sys.argv.pop(1)); import asyncio, lab_agent; asyncio.run(lab_agent.main())"
