@@ -71,7 +71,7 @@ def _as_running(
 ) -> Config | None:
     """The configuration of the running ipvsproxy process.
 
-    The result is None unless the command inspects the node and has no flag of ``run``.
+    The result is None if the command does not inspect the node, or if a flag of ``run`` is given.
     """
     if command.name == "fleet":  # ``fleet`` uses the caller's credentials, not the credentials of this node
         return None

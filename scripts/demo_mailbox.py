@@ -77,7 +77,7 @@ def answer_all(directory: pathlib.Path, is_over: Callable[[], bool]) -> None:
 
 
 def run_commands(directory: pathlib.Path, run: Callable[[str], str]) -> None:
-    """Run the commands in the files, and write their outputs to files."""
+    """Run the command in each file ``*.command`` of the directory, and write its output to a file ``*.output``."""
     for path in sorted(directory.glob("*.command")):
         line = path.read_text()
         path.unlink()

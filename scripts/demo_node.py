@@ -309,7 +309,7 @@ def _scale_down(screen: Screen, node: lab.Lab, running: program.Program, path: p
 
 
 def _stay(screen: Screen, node: lab.Lab, path: pathlib.Path, mailbox: pathlib.Path) -> None:
-    """Let clients send requests to the node, and change its Services from time to time, until the user ends the demo."""
+    """Change the node's Services from time to time while clients use the node, until the user ends the demo."""
     ends_s = time.monotonic() + LONGEST_STAY_S
     stop = mailbox / "stop"
     answering = threading.Thread(target=demo_mailbox.answer_all, args=(mailbox, stop.exists), daemon=True)

@@ -58,7 +58,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
 
 @pytest.mark.parametrize("command", [[], ["run"]])
-def test_the_daemon_starts_if_the_command_is_run_or_is_missing(calls: list[Call], command: list[str]) -> None:
+def test_the_daemon_starts_if_the_command_line_names_the_command_run_or_no_command(calls: list[Call], command: list[str]) -> None:
     assert cli.main([*command, "--proxy-mode=ipvs", "--ipvs-scheduler=lc"]) == 7
     assert [(call.name, call.config.translation.scheduler) for call in calls] == [("daemon.app", "lc")]
 
@@ -173,7 +173,7 @@ def test_an_unwritable_path_for_the_configuration_is_reported_in_one_sentence(
         (["--cleanup=false", "--dry-run=false"], 7),
     ],
 )
-def test_the_option_cleanup_has_precedence_over_init_only_but_not_over_write_config_to(
+def test_the_flag_init_only_yields_to_cleanup_and_cleanup_yields_to_write_config_to(
     calls: list[Call], tmp_path: pathlib.Path, flags: list[str], status: int
 ) -> None:
     arguments = [flag.format(path=tmp_path / "written.yaml") for flag in flags]
@@ -210,7 +210,7 @@ def running(monkeypatch: pytest.MonkeyPatch, entered: list[str]) -> list[Running
         (["doctor"], ("doctor", "", False)),
     ],
 )
-def test_commands_that_inspect_a_node_accept_the_flags_of_the_command_run(
+def test_commands_that_inspect_a_node_accept_the_flags_of_ipvsproxy_run(
     calls: list[Call], arguments: list[str], call: tuple[str, str, bool]
 ) -> None:
     assert cli.main(arguments) == 3

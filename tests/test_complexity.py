@@ -193,8 +193,9 @@ MOST_GROWTH = 1.1 * LONG * math.log(LONG) / (SHORT * math.log(SHORT))
 """The largest factor by which the number of executed lines may grow if a field grows from the length ``SHORT`` to ``LONG``. It is
 the growth of n log(n), plus ten percent."""
 SHARE = 0.02
-"""A function is checked only if it executes at least this share of all lines. If a field of an object becomes longer, a function
-with quadratic cost soon reaches this share. A function that always executes the same number of lines never reaches it."""
+"""A function is checked only if its share of all executed lines exceeds this value. The share of a function with quadratic cost
+grows with the length of a field, and soon reaches ``SHARE``. A function that always executes the same number of lines never
+reaches it."""
 
 Item = tuple[ObjectKind, dict[str, Any]]
 Lines = collections.Counter[types.CodeType]

@@ -1,4 +1,4 @@
-"""Each fuzz target reads its saved inputs without an error; an input was made by hand, or has caused a failure earlier.
+"""Each fuzz target reads its saved inputs without an error: inputs made by hand, and inputs of earlier failures.
 
 See ``scripts/fuzz``.
 """

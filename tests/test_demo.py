@@ -63,7 +63,7 @@ def _mailbox(directory: Path) -> Iterator[str]:
 
 
 @pytest.mark.kernel
-def test_the_demo_succeeds_and_keeps_its_node_for_inspection_if_the_flag_stay_is_given(tmp_path: Path) -> None:
+def test_with_the_flag_stay_the_demo_succeeds_and_keeps_its_node_for_inspection(tmp_path: Path) -> None:
     with _mailbox(tmp_path) as address:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/ui/", address)
         command = [sys.executable, "-m", "scripts.demo_node", "--stay", str(tmp_path)]

@@ -1,10 +1,10 @@
 """Compares ipvsproxy with recordings of kube-proxy: the kernel state row by row, HTTP answers, and the results of probes.
 
-Each test compares one section in one phase of one profile; a failure lists the differing rows. Rows that
-``golden/accepted.txt`` lists may differ. The phases of a profile follow each other in a single run of the program. kube-proxy has
-no second scopes (``docs/scopes.md``), so the recordings do not contain any. Therefore one profile runs once more with second
-scopes (``SCOPED``). Apart from the second scopes, everything in this run must equal the recording. Every
-recorded Service with externalTrafficPolicy Local must have second scopes, and no other Service may have them.
+Each test compares one section in one phase of one profile; a failure lists the differing rows. The rows in
+``golden/accepted.txt`` may differ. The phases of a profile follow each other in a single run of the program. kube-proxy has no
+second scopes (``docs/scopes.md``), so the recordings do not contain any. Therefore one profile runs once more with second scopes
+(``SCOPED``). Apart from the second scopes, everything in this run must equal the recording. Every recorded Service with
+externalTrafficPolicy Local must have second scopes, and no other Service may have them.
 """
 
 import functools
@@ -29,7 +29,7 @@ SECTIONS = tuple(
     section for section in golden_state.KERNEL_SECTIONS if cluster.BACKEND is not Backend.NFTABLES or section != "iptables"
 )
 """The sections of the kernel's state that are compared with the recordings. With nftables, the section ``iptables`` is left out,
-because nftables has other rules. Sets are compared entry by entry."""
+because rules in nftables differ from the recorded iptables rules. Sets are compared entry by entry."""
 PROFILES = [
     name
     for name, profile in golden_fixtures.profiles().items()
@@ -163,7 +163,7 @@ def _settle(world: golden_fixtures.World, running: program.Program, profile: str
     answers: State = {}
 
     def is_readable() -> bool:
-        """Whether the health answer names no part of the kernel as unreadable.
+        """True unless the health answer reports an unreadable part of the kernel.
 
         A part is unreadable if a poll stopped waiting for a slow program.
         """

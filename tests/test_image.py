@@ -76,7 +76,7 @@ def node(network_namespace: None) -> None:
 
 
 @pytest.mark.usefixtures("node")
-def test_the_image_serves_a_service_with_only_one_capability_after_a_run_with_the_flag_init_only(tmp_path: pathlib.Path) -> None:
+def test_one_capability_suffices_to_serve_a_service_after_a_run_with_the_flag_init_only(tmp_path: pathlib.Path) -> None:
     prepared = run(*inside("ipvsproxy", "--init-only", *FLAGS))
     assert prepared.returncode == 0, prepared.stderr
     assert "failed=0" in prepared.stderr

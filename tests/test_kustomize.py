@@ -67,7 +67,7 @@ def errors(value: Any, kind: str, where: str) -> list[str]:
     for name in value.keys() & names.keys():
         found += errors(value[name], model.openapi_types[names[name]], f"{where}.{name}")
     if not found:
-        try:  # the constructor of a model refuses a missing required field
+        try:  # the constructor of a model raises ValueError if a required field is missing
             model(**{names[name]: item for name, item in value.items()})
         except ValueError as error:
             found.append(f"{where}: {error}")
@@ -208,7 +208,7 @@ def test_the_command_in_the_platforms_page_prints_the_name_of_the_config_map_tha
     assert printed == built["ConfigMap"]["metadata"]["name"]
 
 
-def test_a_component_of_the_overlay_own_configuration_is_enabled_if_its_comment_sign_is_removed(manifests: pathlib.Path) -> None:
+def test_removing_the_comment_signs_in_the_overlay_own_configuration_enables_its_components(manifests: pathlib.Path) -> None:
     overlay = manifests / "overlays/own-configuration/kustomization.yaml"
     text = overlay.read_text()
     offered = re.findall(r"^# (components:|  - ../../components/.+)$", text, re.MULTILINE)

@@ -87,7 +87,7 @@ def test_every_manifest_is_valid_yaml_and_is_either_a_patch_or_listed_in_a_kusto
     assert all(all(_read(name)) for name in found)
 
 
-def test_the_example_service_has_every_annotation_with_a_valid_value() -> None:
+def test_the_example_objects_have_every_annotation_and_all_values_are_valid() -> None:
     objects = _read("examples/annotations.yaml")
     skipped: list[Skipped] = []
     given = {name for each in objects for name in each["metadata"]["annotations"]}
@@ -188,7 +188,7 @@ def test_the_serving_container_has_one_capability_and_can_write_only_the_iptable
     assert "emptyDir" in writable[1]
 
 
-def test_the_init_container_runs_the_command_of_the_serving_container_with_the_flag_init_only() -> None:
+def test_the_init_container_runs_the_command_of_the_serving_container_plus_the_flag_init_only() -> None:
     objects = _base()
     (prepare,) = _pod(objects)["initContainers"]
     serve = _container(objects)
@@ -264,7 +264,7 @@ def test_the_containerfile_copies_only_existing_files() -> None:
         assert all((ROOT / source).exists() for source in sources), sources
 
 
-def test_the_image_starts_the_same_installed_command_as_the_pods() -> None:
+def test_the_image_and_the_pods_start_the_same_command_which_the_package_installs() -> None:
     (entry,) = (json.loads(argument) for name, argument in _instructions() if name == "ENTRYPOINT")
     scripts = importlib.metadata.entry_points(group="console_scripts", name=entry[0])
     assert [script.value for script in scripts] == ["ipvsproxy.cli:main"]

@@ -1,4 +1,6 @@
-"""Alerts, dashboard and PodMonitor can be loaded, promtool can parse their PromQL, and every series in them exists.
+"""The alerts pass promtool, the dashboard can be loaded, and every queried series exists.
+
+The PodMonitor selects our pods and a port that they define.
 
 A Prometheus operator and Grafana are not tested.
 """

@@ -113,7 +113,7 @@ class Prometheus:
 
 @pytest.fixture
 async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
-    """A Prometheus with our alerts that has scraped our page several times."""
+    """A Prometheus that has our alerts, and has scraped our page several times."""
     program = shutil.which("prometheus", path=f"{ROOT / 'build'}:/usr/bin:/usr/local/bin")
     if program is None:
         pytest.skip("prometheus is not installed; scripts/promtool fetches that of Debian")

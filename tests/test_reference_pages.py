@@ -85,7 +85,7 @@ NUMBER = re.compile(r"\b((?:IPVS_CMD|NFTA|NFT_MSG|NFNLGRP)_[A-Z0-9_]*[A-Z0-9])\b
 def parts(row: Sequence[str]) -> Iterator[str]:
     """The names in the third cell of a row of the table of kernel features.
 
-    A name that begins with an underscore is abbreviated: its missing beginning is the same as in the name before it.
+    A name that begins with an underscore is abbreviated: it lacks its beginning, which is the beginning of the preceding name.
     """
     beginning = ""
     for name in re.findall(r"`([^`]+)`", row[2]):

@@ -87,7 +87,7 @@ IN_THE_REPORT = {
 
 
 def blocks(document: str, backend: Backend = Backend.IPTABLES) -> list[str]:
-    """The shell commands of a document for one backend, as one string for each heading."""
+    """A document's shell commands for one backend, as one string for each heading."""
     lines = ["".join(commands).splitlines(keepends=True) for _, commands in _sections(document) if commands]
     left_out = (*ELSEWHERE, *OF_OTHER_BACKEND[backend])
     return ["".join(line for line in part if not line.startswith(left_out)) for part in lines]
@@ -113,7 +113,7 @@ def backend() -> Backend:
 
 @pytest.fixture
 def tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, backend: Backend) -> pathlib.Path:
-    """A folder in PATH that has the stand-ins, and a configuration file for an ipvsproxy that serves the demo's Services."""
+    """A folder in PATH with the stand-ins and with a configuration by which ipvsproxy serves the demo's Services."""
     tools = tmp_path / "tools"
     tools.mkdir()
     kubectl = KUBECTL.replace("@KUBECTL@", shutil.which("kubectl") or "false")
@@ -224,7 +224,7 @@ def test_every_command_of_the_pages_about_migration_and_updates_works_as_printed
             assert calls.count(one_node) >= times, "each node is waited for before the next one is touched"
 
 
-def test_the_printed_shell_function_that_waits_for_a_pod_fails_after_sixty_attempts(tmp_path: pathlib.Path) -> None:
+def test_the_printed_shell_function_gives_up_waiting_for_a_pod_after_sixty_attempts(tmp_path: pathlib.Path) -> None:
     (ready,) = (part for part in blocks("migration.md") if "ready() {" in part)
     stands_in = 'kubectl() { [[ $* != *" wait "* ]]; }; sleep() { echo slept; }\n'
     script = f"{stands_in}{ready.partition('NODE=')[0]}ready worker-1 k8s-app=kube-proxy || echo gave up\n"

@@ -133,7 +133,7 @@ def warnings(folder: pathlib.Path) -> list[str]:
     return [line for line in (folder / "log").read_text().splitlines() if "level=info" not in line]
 
 
-def test_one_capability_suffices_and_no_sysctl_is_written_after_a_run_with_the_flag_init_only(folder: pathlib.Path) -> None:
+def test_one_capability_suffices_and_no_sysctl_is_written_once_init_only_has_prepared_the_node(folder: pathlib.Path) -> None:
     prepared = ipvsproxy(folder, "--init-only", *FLAGS)
     assert "path=net/ipv4/vs/conntrack value=1 before=0" in prepared
     assert "event=node_prepared" in prepared
@@ -278,8 +278,8 @@ def test_a_program_whose_log_nobody_reads_runs_until_a_stop_signal(folder: pathl
         reader, output = os.pipe()
         os.close(reader)
     with Started(folder, *FLAGS, by=() if output else by, output=output) as program:
-        # The test waits until the program is healthy: it cannot read event=synced in the log, and virtual servers exist before
-        # the rules do.
+        # The test waits until the program is healthy, because the test cannot read event=synced in the log. Waiting for virtual
+        # servers is not enough, because they exist before the rules do.
         program.wait_until(lambda: health_status() == 200, "healthy", SYNCED_WITHIN_S)
         assert program.stop(number) == 0
     assert virtual_servers() != []

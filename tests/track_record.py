@@ -1,8 +1,10 @@
-"""The faults of docs/track-record.md. For each fault, today's tests must fail if they test the last version that has the fault.
+"""The faults that docs/track-record.md lists.
+
+For each fault, today's tests must fail if they test the last version that has the fault.
 
 Each row of the page's tables describes one fault. ``scripts/track-record`` unpacks the package ``ipvsproxy`` of the row's commit
-into build/track-record, and then runs the row's command. If the command runs a program of ``scripts/``, this program uses the old
-package as the program under test. Otherwise, pytest imports the old package. The command must fail with the symptom of the row.
+into build/track-record, and then runs the row's command. If the command runs a script of ``scripts/``, the old package becomes
+the program under test. Otherwise, pytest imports the old package. The command must fail with the symptom of the row.
 """
 
 import argparse

@@ -68,8 +68,8 @@ ONLY_OWN = EVERYTHING._replace(only_own=True)
 ONLY_OWN_OF_IPTABLES = Extent(
     (*skeleton.SCOPE_CHAINS, *skeleton.DIRECT_CHAINS), (*skeleton.SCOPE_JUMPS, *skeleton.DIRECT_JUMPS), SCOPE_KINDS, only_own=True
 )
-"""The objects that kube-proxy does not know: in iptables and ipset, the objects of second scopes and of direct return; in another
-backend, all rules and sets."""
+"""The objects that kube-proxy does not know. In iptables and ipset, these are the objects of second scopes and of direct return;
+in nftables, these are all rules and sets."""
 
 
 class NodeToClean(NamedTuple):
@@ -99,7 +99,7 @@ class Result:
     ``outcomes`` has the outcome of each operation. If the cleanups of both backends apply the same operation, such as the removal
     of a virtual server, ``outcomes`` has this operation only once. The keys of ``left`` are the places and IP families in which a
     proxy has left rules behind; each value is the reason why some of these rules are not removed. The reason is empty if all
-    rules are removed. ``problems`` has a line for each reason why objects of ipvsproxy, except the rules in ``left``, may remain.
+    rules are removed. If objects of ipvsproxy beside the rules in ``left`` may remain, ``problems`` has a line for each reason.
     ``notes`` has a line for each omitted part of the cleanup.
     """
 

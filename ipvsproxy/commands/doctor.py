@@ -271,7 +271,7 @@ def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Findings about rules of other programs that write packet marks, because second scopes need packet marks, too."""
+    """Findings about other programs' rules that write packet marks; second scopes need packet marks, too."""
     if config.translation.scopes is not TrafficScopes.API and not config.takes_direct_return:
         return
     bits = config.translation.scope_bits

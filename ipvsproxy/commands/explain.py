@@ -49,7 +49,7 @@ def parse_subject(text: str) -> Subject:
     If only a name is given, the namespace is empty.
 
     Raises:
-        ValueError: the text is neither a name nor an address, with or without a port.
+        ValueError: the text is neither a name nor an address. (An address may have a port.)
     """
     with contextlib.suppress(ValueError):
         return Place(*parse_host_port(text.strip("[]") if text.endswith("]") else text))
@@ -159,7 +159,7 @@ def _behind(subject: Subject, store: Store, targets: Targets) -> Mapping[tuple[s
 
 
 def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer, comparison: Comparison) -> Document:
-    """The Service's ports that have a pod among their endpoints, used or not; if there is none, ``reason`` says why."""
+    """The Service's ports with the pod as a used or unused endpoint; if there are none, ``reason`` says why."""
     if name not in comparison.store.services:
         return {"service": str(name), "ports": [], "reason": _NOT_ASKED_FOR}
     document = steps.at_once(explainer.describing(name, set(_keys_of(comparison, name))))
@@ -330,7 +330,7 @@ _SCOPES: Mapping[str, str] = {
     "directReturn": "clients outside, whom endpoints of other nodes answer directly,",
     "fromTunnels": "packets that other nodes have sent here by tunnel",
 }
-"""Maps each field of a port's document that describes a second scope to a text that names the clients of this scope."""
+"""The text that names the clients of each second scope. The key is the scope's field in a port's document."""
 
 
 def _scope(scope: Document, clients: str) -> Iterator[str]:

@@ -50,8 +50,8 @@ from ipvsproxy.translate.translation_settings import Settings
 WELL, NOT_WELL, CANNOT_TELL = 0, 1, 2
 """The exit statuses of commands. ``NOT_WELL`` means that the answer is a difference, a failed check or an unknown subject."""
 JSON_VERSION = 1
-"""The version of every document. The version is increased if a field is removed or gets another meaning, but not if a field is
-added."""
+"""The value of the field ``version`` in the JSON documents of commands. The version is increased if a field is removed or gets
+another meaning, but not if a field is added."""
 
 Document = Mapping[str, Any]
 
@@ -203,7 +203,7 @@ async def inspect(config: Config, kernel: KernelThread[NodeKernel], source: sour
 
 
 def expected_scheduler(configured: str) -> str:
-    """The scheduler that ``run`` would use: the fallback if the kernel has no module file for the configured scheduler."""
+    """The scheduler that ``run`` would use: ``configured``, or the fallback if the kernel has no module file for it."""
     if modules.module_state(f"ip_vs_{configured}") is not modules.ModuleState.MISSING:
         return configured
     hint = f"this kernel has no module ip_vs_{configured}"

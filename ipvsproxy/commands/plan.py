@@ -145,7 +145,7 @@ def render(document: Document) -> Iterator[str]:
 def _line(operation: Document, above: str) -> str:
     """One operation as a line of text.
 
-    Operations on the real servers of ``above``, the virtual server of the previous line, are indented.
+    ``above`` is the virtual server of the previous line; operations on its real servers are indented.
     """
     virtual_server, arrow, real_server = operation["object"].partition(" -> ")
     name = f"  -> {real_server}" if arrow and virtual_server == above else operation["object"]

@@ -57,7 +57,7 @@ _REFUSED = {
     "forward": "what pods send, and the answers of Services,",
     "output": "what IPVS sends to endpoints, and the connections of this host,",
 }
-"""For each hook: a description of the packets of Services that pass the hook."""
+"""For each hook: the traffic of Services that a chain may refuse there, in the words of ``doctor``."""
 MOST_COLLISIONS = 20
 """The largest number of collisions that ``doctor`` describes."""
 
@@ -100,7 +100,7 @@ def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
 
 LARGEST_PACKET = 1500
 """The size, in bytes, of the largest packet of a TCP client in a tunnel of direct return, including the tunnel's header. Rules of
-``skeleton`` limit the client's TCP segments, so no such packet is larger."""
+``skeleton`` limit the client's TCP segments so that the packets never exceed this size."""
 
 
 def mtu_of(view: NodeView, addresses: Iterable[InterfaceAddress]) -> int:
@@ -168,7 +168,7 @@ def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterat
 
 
 def ports_of(services: Iterable[Service]) -> frozenset[tuple[Protocol, int]]:
-    """The Service ports and node ports on which programs of this host may also listen."""
+    """All Service ports and node ports. A program of this host could listen on the same ports."""
     ports = [port for service in services for port in service.ports]
     return frozenset((port.protocol, number) for port in ports for number in (port.port, port.node_port) if number)
 
@@ -198,7 +198,7 @@ def collisions(
 def _takers(
     place: VirtualServerKey, role: Role, interfaces: Mapping[Address, str], rivals: Rivals
 ) -> Iterator[BoundSocket | PortRule | str]:
-    """The listening sockets and the rules at ``place``, or the interface that has the cluster IP of ``place``."""
+    """The rules at ``place``, and either the listening sockets or, for a cluster IP, the interface that has it."""
     if role is Role.CLUSTER_IP and place.address in interfaces:
         yield interfaces[place.address]
     elif place.address in interfaces:
@@ -236,7 +236,7 @@ def _collision(service: ServiceName, place: VirtualServerKey, taker: BoundSocket
 
 
 def judge_firewalls(facts: Facts) -> Iterator[Finding]:
-    """The chains of other programs that reject packets by default.
+    """Chains that belong to other programs and reject packets by default.
 
     The rules of such a chain may accept some packets, but the check does not find out which packets. If a firewall rejects a
     packet, the packet is lost. If a firewall accepts a packet, another table (nf_tables) or variant of iptables may still reject

@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A table and the lines above the table; the subject is one Service, or the node with one page of matching Services."""
+    """A table and the lines above it, for one Service, or for the node and one page of matching Services."""
 
     lines: tuple[str, ...]
     rows: Sequence[Row]

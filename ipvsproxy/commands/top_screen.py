@@ -54,7 +54,8 @@ class Rows(DataTable[Text]):
     def fill(self, all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> None:
         """Show these rows.
 
-        The cursor moves with its row; if the row no longer exists, the cursor stays at its line of the table.
+        The cursor moves with its row. If the row no longer exists, the cursor keeps its line number, or goes to the last row if
+        the table has become too short.
         """
         columns, table = top_data.fitting(all_columns, rows, width)
         titles = [one.title for one in columns]

@@ -72,14 +72,14 @@ OWN = (
         "How often all real servers are compared with the desired ones; a check for other drift runs every 3s or more often."
     ),
     several("ipvs-sysctls", "ipvsSysctls", "ipvs_sysctls", placeholder="NAME=VALUE,...").explained(
-        "Values below net.ipv4.vs: sloppy_sctp, sloppy_tcp (0 or 1), conn_lfactor, svc_lfactor (-8 to 8, on Linux 7.1). "
+        "Sysctls under net.ipv4.vs: sloppy_sctp, sloppy_tcp (0 or 1), conn_lfactor, svc_lfactor (-8 to 8, on Linux 7.1). "
         "Settings that are not given stay unchanged."
     ),
     several(
         "ipvs-allow-service-addresses", "allowServiceAddresses", "translation.allowed_addresses", placeholder="CIDR,..."
     ).explained("Serve Service addresses in these ranges even if they belong to the API server, this node or a range of pods."),
     boolean("ipvs-refuse-node-addresses", "refuseNodeAddresses", "translation.refuses_node_addresses").explained(
-        "Refuse external and load-balancer addresses of Services that are known to be addresses of other nodes."
+        "Refuse a Service's external and load-balancer addresses that are known to be addresses of other nodes."
     ),
     text("ipvs-traffic-scopes", "trafficScopes", "translation.scopes", "kube-proxy", choices=tuple(TrafficScopes)).explained(
         "With externalTrafficPolicy Local, clients of this node reach endpoints of this node (kube-proxy) or of all nodes (api)."
@@ -88,7 +88,7 @@ OWN = (
         "The bits of packet marks for traffic scopes; no other program may write them. 14 bits suffice for 16383 Service ports."
     ),
     text("ipvs-direct-return", "directReturn", "drivers.direct_return", "off", choices=tuple(DirectReturn)).explained(
-        "Whether the annotation ipvsproxy.io/direct-return takes effect (on): endpoints of all nodes answer clients directly."
+        "If on, the annotation ipvsproxy.io/direct-return takes effect: endpoints of all nodes answer clients directly."
     ),
     text("service-annotations", "serviceAnnotations", "translation.annotations", "all", "all|none|NAME,...").explained(
         "Which annotations of Services apply: all, none, or names without ipvsproxy.io/, such as scheduler,weights."
@@ -97,7 +97,7 @@ OWN = (
         "What holds rules and sets: iptables with ipset, or nftables. auto takes nftables if iptables or ipset is missing."
     ),
     text("ipvs-vip-binding", "vipBinding", "translation.binding", "addresses", choices=tuple(Binding)).explained(
-        "How Service addresses become local: by addresses on kube-ipvs0, or by local routes on lo, which is faster (routes)."
+        "How Service addresses become local: by addresses on kube-ipvs0 (addresses), or faster, by local routes on lo (routes)."
     ),
     integer(
         "ipvs-route-protocol", "routeProtocol", "drivers.route_protocol", PROTOCOL, "NUMBER", minimum=LOWEST_FREE, maximum=255
@@ -228,7 +228,7 @@ SERVERS = (
     ).explained("Address of /metrics. In a file with an IPv6 bindAddress the default is [::1]:10249."),
     integer(
         "metrics-port", "", "", "10249", minimum=0, maximum=65535, status=Likeness.EXTENDED, deprecated="--metrics-bind-address"
-    ).explained("Deprecated. 0 turns the metrics server off; any other number is the port if --metrics-bind-address has none."),
+    ).explained("Deprecated. 0 turns the metrics server off; a higher number is the port if --metrics-bind-address has no port."),
     boolean("bind-address-hard-fail", "bindAddressHardFail", "servers.bind_hard_fail").explained(
         "Exit if the address of the health or metrics server cannot be bound."
     ),

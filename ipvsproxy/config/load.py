@@ -100,10 +100,10 @@ def load(
     """The configuration that results from a command line; ``arguments`` does not include the program and the command.
 
     A configuration file replaces all flags, as in kube-proxy, except ``--hostname-override``, the logging flags and the flags
-    that select a task. A flag that kube-proxy does not have also replaces the value in the file, because kube-proxy may use the
-    same file. With a configuration file, the defaults for files apply. Only ``ipvs.minSyncPeriod`` has different defaults: 0 in a
-    file, and 1s for the flag. ``read_file`` may raise OSError. ``subject`` names the single argument that the command takes
-    besides its flags, and is empty if the command takes no argument.
+    that select a task. The flags that kube-proxy does not have are exceptions too: they override the file, because kube-proxy may
+    use the same file. With a configuration file, the defaults for files apply. Only ``ipvs.minSyncPeriod`` has different
+    defaults: 0 in a file, and 1s for the flag. ``read_file`` may raise OSError. ``subject`` names the single argument that the
+    command takes besides its flags, and is empty if the command takes no argument.
 
     Raises:
         ConfigError: the configuration has problems; the error contains all problems.

@@ -31,7 +31,7 @@ _NODE_PORT_RANGES = {"localhost": ("127.0.0.0/8", "::1/128"), _ALL: ("0.0.0.0/0"
 """For each word that ``nodePortAddresses`` may contain, except ``primary``: the address ranges that the word means
 (cmd/kube-proxy/app/server.go since 1.37)."""
 _SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # The kernel's limit IP_VS_SCHEDNAME_MAXLEN is 16 bytes with the NUL.
-_INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # Rules and interface names must not contain the excluded characters.
+_INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # Neither rules nor names of interfaces may contain the excluded characters.
 _MARK_DROP = 0x8000  # The mark bit of the kubelet's chain KUBE-MARK-DROP.
 _MOST_SCOPE_BITS = 16
 _INTERFACE_NAMES: Mapping[LocalMode, tuple[str, int]] = {
@@ -192,7 +192,7 @@ def _bind_address(values: Values) -> Address:
 def _listen(
     values: Values, key: str, bind_address: Address, default_hosts: tuple[str, str], default_port: int
 ) -> ListenAddress | None:
-    """The address and port of a server, merged from the address and the deprecated port flag as in kube-proxy.
+    """The address and port of a server, from its address option and its deprecated port flag, as in kube-proxy.
 
     None means that the server is turned off.
     """

@@ -1,6 +1,6 @@
 """Writes Kubernetes events (events.k8s.io/v1), which ``kubectl describe`` and ``kubectl get events`` show.
 
-Rule 1: no part of the process waits for an event to be written, and none fails if an event cannot be written. An event that
+Rule 1: no part of the process waits until an event is written, or fails if an event cannot be written. An event that
 cannot be written is dropped.
 Rule 2: repetitions of an event are counted in one event object. Events have one rate limit for each object, and another rate
 limit for the whole process.
@@ -54,7 +54,7 @@ CONFLICT = "status 409"
 class Regarding(NamedTuple):
     """The API object that an event is about. The namespace of a Node is empty; an empty ``uid`` means that the UID is unknown.
 
-    For a Node, ``uid`` is the Node's name, because kubelet and kube-proxy write the name, and kubectl searches for the name.
+    For a Node, ``uid`` is the Node's name, as in events of kubelet and kube-proxy, because kubectl searches for the name.
     """
 
     kind: ObjectKind

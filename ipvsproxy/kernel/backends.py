@@ -44,7 +44,7 @@ _WITH_EXCEPTIONS = frozenset(
         SetKind.NODE_PORT_SCTP,
     }
 )
-"""Packets that match one of these sets are refused or masqueraded, unless they also match another set. Therefore these sets are
+"""Packets that match one of these sets are refused or masqueraded, unless a second set exempts them. Therefore these sets are
 emptied before all other sets."""
 
 MODULES: Mapping[Backend, Sequence[str]] = {Backend.IPTABLES: host.MODULES, Backend.NFTABLES: host.NFTABLES_MODULES}

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class MarkRule(NamedTuple):
-    """A rule, written as the command that would add the rule, and the bits of the packet mark that the rule writes."""
+    """The text of the command that would add a rule, and the bits of the packet mark that the rule writes."""
 
     text: str
     bits: int

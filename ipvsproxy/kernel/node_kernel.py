@@ -76,8 +76,8 @@ class NodeKernel:
         caller watches ``rules_changes``.
 
         The thread that applies operations calls ``on_applied`` once for each group of consecutive operations of one driver. The
-        arguments are the group's outcomes and duration in seconds. ``ports`` are the netlink port IDs by which notifications name
-        the sockets that change addresses and routes.
+        arguments are the group's outcomes and duration in seconds. ``ports`` are the netlink port IDs of the sockets that change
+        addresses and routes. A notification contains the port ID of the socket that made the change.
 
         Raises:
             KernelError: the kernel lacks a required feature, or this process may not use the feature.
@@ -161,9 +161,9 @@ class NodeKernel:
         parameters of all virtual servers, or changed rules.
 
         If ``thorough`` is false, a poll returns only objects that may have changed since the last poll. The poll leaves out
-        unchanged rules, and all other objects for which the kernel gives the same answer as before. If ``whole`` is true, the
-        poll reads virtual servers in full; otherwise the poll reads only data that shows most changes at little cost (see
-        ``IpvsDriver.observe_changed``).
+        unchanged rules. It also leaves out other objects if the kernel gives the same answers about them as before. If ``whole``
+        is true, the poll reads virtual servers in full. Otherwise the poll reads less, at little cost, and still finds most
+        changes (see ``IpvsDriver.observe_changed``).
         """
         if thorough:
             self._backend.sets.forget()
@@ -246,9 +246,9 @@ class NodeKernel:
         If neither our device nor any of our local routes exists, no process has served Services since the host was booted. Then
         all existing entries come from a saved ruleset, and are removed instead of copied.
 
-        Entries in the chosen backend are not changed. If nftables is chosen, only entries that may show which virtual servers
-        belong to ipvsproxy are copied, because the new rules follow soon. If iptables is chosen, the new rules may have to wait
-        for the lock of iptables or for a slow iptables program. Until the rules in iptables are programmed, the old rules in
+        Entries in the chosen backend are not changed. If nftables is chosen, the new rules follow soon, so this method copies
+        only the entries that may show which virtual servers belong to ipvsproxy. If iptables is chosen, the new rules may have to
+        wait for the lock of iptables or for a slow iptables program. Until the rules in iptables are programmed, the old rules in
         nftables apply to packets, so all entries of the old sets are copied to the new sets. After this copy, ``apply`` changes
         both the old and the new sets.
 

@@ -93,7 +93,7 @@ def listings_of_rules(
 ) -> tuple[Mapping[str, str], Sequence[str]]:
     """The output of the ``iptables-save`` programs of both families and the given variants.
 
-    In the first result, each key is the name of a program without ``-save``, and the value is the program's output.
+    In the first result, each key is a program's name without its ending ``-save``, and the value is the program's output.
 
     The second result has the reason for each program that could not be run. A program that exits with an error is in neither
     result, because the error means that this kernel has no tables of the program's variant. ``otherwise`` are the programs to run

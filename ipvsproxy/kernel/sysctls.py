@@ -45,7 +45,7 @@ class SysctlDriver:
     def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
         """The values of the given settings that exist and that this process may read.
 
-        Of a device's flags, the value keeps only IFF_UP and IFF_NOARP.
+        For the flags of a device, the value contains only the bits IFF_UP and IFF_NOARP.
 
         Raises:
             KernelError: a setting exists and cannot be read.

@@ -86,7 +86,7 @@ TUNNEL_RECORD = "/sys/class/net/tunl0/ifalias"
 """The file with the alias of the IPv4 tunnel device. The alias records the former value of each sysctl that direct return has
 changed.
 
-The kernel keeps the alias across restarts of ipvsproxy, until the next boot resets the sysctls as well.
+The kernel keeps the alias when ipvsproxy restarts. A reboot removes the alias, and also resets the sysctls.
 """
 _RECORD_HEAD = "ipvsproxy found"
 
@@ -112,7 +112,7 @@ class Sysctl(NamedTuple):
     ``at_least`` means that a larger observed number counts as equal to ``value``. If the observed number is larger, either an
     administrator has chosen the number, or the kernel has rounded our value up. ``for_tunnels`` means that the sysctl lets in
     packets that arrive by tunnel. Rules that drop tunnel packets from unknown hosts are written before a sysctl with
-    ``for_tunnels``. The former value of the sysctl is recorded in ``TUNNEL_RECORD``.
+    ``for_tunnels``. The former value of a sysctl with ``for_tunnels`` is recorded in ``TUNNEL_RECORD``.
     """
 
     path: str

@@ -91,8 +91,8 @@ class Weights(Mapping[RealServerKey, int]):
     def plain(self) -> Mapping[bytes, int]:
         """Maps the plain bytes of each key to the weight.
 
-        The plain bytes of a key are equal to the key, and are created in a third of the time that a key takes. Callers must not
-        change the result.
+        The plain bytes of a key are equal to the key. Creating plain bytes takes a third of the time of creating a key. Callers
+        must not change the result.
         """
 
     def unpacked(self) -> dict[RealServerKey, int]:

@@ -93,7 +93,7 @@ class Masquerade:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetMark:
-    """Sets these bits of the mark of the packet."""
+    """Sets ``bits`` in the packet's mark."""
 
     bits: int
 
@@ -102,7 +102,8 @@ class SetMark:
 class InvertMark:
     """Inverts these bits of the packet's mark.
 
-    If an earlier rule returns all packets in which the bits are not set, this target clears the bits.
+    If an earlier rule returns all packets in which the bits are not set, this target gets only packets with set bits, and clears
+    the bits.
     """
 
     bits: int
@@ -110,7 +111,7 @@ class InvertMark:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeMark:
-    """Gives the packet the mark of its entry in a set of marks; without an entry for the packet, the mark is unchanged."""
+    """Copies the mark of the packet's set entry to the packet; without such an entry, the packet keeps its mark."""
 
     match: SetMatch
 
@@ -301,10 +302,10 @@ class ObservedSkeleton:
     kube-proxy writes such rules in random order.
 
     ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are those that ipvsproxy last wrote.
-    ``strange_rules`` are rules in the base chains of our nftables table that are duplicates of our jumps or were added by other
-    programs. No program other than ipvsproxy may add rules to our nftables table. The next write of our table removes the rules
-    in ``strange_rules``. The keys of ``idle_jumps`` are the existing jumps that no packet reaches; each value is a text that says
-    why.
+    ``strange_rules`` has two kinds of rules in the base chains of our nftables table: duplicates of our jumps, and rules that
+    other programs added. No program other than ipvsproxy may add rules to our nftables table. The next write of our table removes
+    the rules in ``strange_rules``. The keys of ``idle_jumps`` are the existing jumps that no packet reaches; each value is a text
+    that says why.
     """
 
     family: Family

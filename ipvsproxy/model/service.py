@@ -226,7 +226,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     ``addresses`` are the Node's InternalIPs, followed by its ExternalIPs, in the API's order. ``zone`` is the value of the label
     ``topology.kubernetes.io/zone``, and is empty if the Node does not have the label. ``leaving`` means that the Node is being
     deleted, or has the cluster autoscaler's taint for deletion. ``takes_direct_return`` means that other nodes may send packets
-    to this Node by tunnel.
+    to the Node by tunnel.
     """
 
     name: str

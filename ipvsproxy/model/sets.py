@@ -218,7 +218,7 @@ class ForeignElement(SetEntry, frozen=True, gc=False):
     raw: bytes = b""
 
     def __str__(self) -> str:
-        """The key of the element in hexadecimal; ``*`` for an element without a key, which ``nft`` prints in the same way."""
+        """The key of the element in hexadecimal; ``*`` for an element without a key, as in the output of ``nft``."""
         return f"element {self.raw.hex()}" if self.raw else "*"
 
 
@@ -237,7 +237,7 @@ def mark_of(entry: SetEntry) -> FirewallMark | None:
 
 @KernelKind("set_entry", DriverName.IPSET, one="set entry", several="set entries")
 class SetEntries(NamedTuple):
-    """One or more entries of one set. The key of an entry in the table of its set is the entry itself."""
+    """One or more entries of one set. Each set has a table, in which an entry is its own key."""
 
     set: str
     keys: tuple[SetEntry, ...]

@@ -56,9 +56,9 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     still reply. ``local_endpoints`` maps each health listener to the number of addresses of ready endpoints on this node.
     ``without_local`` has pairs of a traffic policy (``internal`` or ``external``) and an IP family. In each pair, the policy is
     Local, and only other nodes have endpoints of the family. ``skipped`` are the fields of the Service that are not used.
-    ``scopes`` says which endpoints serve only some of the clients of external addresses. The weight of a new endpoint reaches its
-    final value after ``slow_start_s`` seconds; 0 means that there is no slow start. ``drain_deadline_s`` replaces the node's
-    drain deadline; 0 means that the node's deadline applies.
+    ``scopes`` says which endpoints serve those clients of external addresses that ``Clients`` names. The weight of a new endpoint
+    reaches its final value after ``slow_start_s`` seconds; 0 means that there is no slow start. ``drain_deadline_s`` replaces the
+    node's drain deadline; 0 means that the node's deadline applies.
     """
 
     refused: tuple[VirtualServerKey, ...] = ()
@@ -89,7 +89,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rare: Rarities = NO_RARITIES
 
     def with_objects(self, served: tuple[VirtualServer, ...], entries: tuple[SetEntry, ...]) -> "ServiceState":
-        """A copy of the desired state with these virtual servers and set entries."""
+        """A copy of the desired state, in which the arguments replace the virtual servers and set entries."""
         return msgspec.structs.replace(self, served=served, entries=entries)
 
     @property
@@ -107,7 +107,7 @@ class Observation:
 
     ``sets`` and ``virtual_servers`` hold all sets and all virtual servers. ``some_sets`` and ``some_virtual_servers`` hold only
     some objects, and do not say anything about other objects; a value of None means that an object is absent.
-    ``has_shown_virtual_servers`` is true for the part with which an audit has finished reading all virtual servers. ``set_copy``
+    ``has_shown_virtual_servers`` is true for the part that an audit returns after it has read all virtual servers. ``set_copy``
     says whether a ``SetCopy`` exists in the kernel. ``skeletons`` has only IP families in use, and ``sysctls`` has only paths
     that exist in this kernel. ``addresses`` are the addresses on the dummy device, ``routes`` are the addresses of our local
     routes, and ``interface_addresses`` are the addresses on all other interfaces. ``foreign_virtual_servers`` is the number of

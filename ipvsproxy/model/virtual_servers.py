@@ -83,7 +83,7 @@ class VirtualServerSettings(NamedTuple):
 
     @property
     def flag_names(self) -> list[str]:
-        """The names of the scheduler flags, then one number for all other flags except the flag of session affinity."""
+        """The names of the scheduler flags, then a number that combines all other flags except that of session affinity."""
         names = [name for flag, name in _FLAG_NAMES.items() if self.flags & flag]
         rest = self.flags & ~(PERSISTENT | SCHEDULER_FLAGS)
         return names + ([f"{rest:#x}"] if rest else [])

@@ -23,20 +23,19 @@ LONGEST_DELAY_S = 60.0
 """The limits of the delay after a failed operation, in seconds. ``FIRST_DELAY_S`` follows the first failure, and
 ``LONGEST_DELAY_S`` follows many consecutive failures."""
 KEPT_S = 180.0
-"""The longest time, in seconds, for which the kernel keeps a removed real server on its list of removed real servers, if no
-connection uses the real server."""
+"""The longest time, in seconds, that a removed real server without connections stays on a list in the kernel."""
 ADDED_S = 10.0
 """The number of seconds over which additions of real servers are counted. The more additions within this time, the fewer removed
 real servers may be on the kernel's list."""
 WALKED = 2_000_000
-"""The kernel may walk at most this many list entries in total, for all additions of real servers within ``ADDED_S``. To walk this
-number of entries takes 1 to 2 % of a processor."""
+"""The kernel may walk at most this many list entries in total, for all additions of real servers within ``ADDED_S``. Walking this
+many entries in that time takes 1 to 2 % of a processor."""
 MOST_KEPT = 10_000
 """The largest allowed number of removed real servers on the kernel's list, if there are few additions. With a list of this
 length, an addition takes half a millisecond to one millisecond."""
 FEWEST_KEPT = 1_000
-"""The number of removed real servers that the kernel's list may always have, even if there are many additions. If there are a
-thousand additions a second, walking these entries takes 5 to 10 % of a processor."""
+"""The limit on removed real servers in the kernel's list never falls below this number, even if there are many additions. If
+there are a thousand additions a second, walking these entries takes 5 to 10 % of a processor."""
 
 PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "fo", "ovf"})
 """Schedulers that skip a real server of weight 0. The schedulers sh, dh and mh refuse clients instead. The behaviour of all other
@@ -85,7 +84,7 @@ class Retries:
         self._failures[key] = _FailedOperation(desired, attempts, now + (LONGEST_DELAY_S if is_running else delay_s(attempts)))
 
     def hasten(self, kind: str) -> None:
-        """Allow every operation on a kind of kernel object to be tried now, even if the delay of the operation has not ended."""
+        """End the delays of all operations on a kind of kernel object, so that these operations may be tried now."""
         for key, failure in self._failures.items():
             if isinstance(key, tuple) and key[0] == kind:
                 self._failures[key] = failure._replace(due_s=-math.inf)

@@ -27,7 +27,7 @@ from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 FREE_HEALS = 3
-"""The number of immediate repairs of an object whose drift keeps returning, each time within ``CALM_S``. Later repairs are
+"""The number of immediate repairs of an object that drifts again within ``CALM_S`` after each drift. Later repairs are
 delayed."""
 CALM_S = 600.0
 """The number of seconds after which drift that has not returned is forgotten."""
@@ -35,7 +35,8 @@ FIRST_PATIENCE_S = 5.0
 LONGEST_PATIENCE_S = 10.0
 """If drift of an object keeps returning, each repair of the object is delayed by at most this time, in seconds.
 
-If another program flushes our rules once a minute, the rules must soon exist again; kube-proxy has a sync period of 30 s.
+If another program flushes our rules once a minute, the rules must soon exist again. kube-proxy restores flushed rules after at
+most one sync period, which is 30 s.
 """
 
 
@@ -103,7 +104,10 @@ class Drifts:
             self._contested.discard(place)
 
     def begin_round(self) -> None:
-        """Begin a round of ``may_heal`` calls, one for every operation. Objects without an operation are no longer delayed."""
+        """Begin a round, in which the caller asks ``may_heal`` about every operation.
+
+        After this call, ``next_s`` ignores objects that have no operation in the new round.
+        """
         self._withheld.clear()
 
     def may_heal(self, place: DriftPlace, desired: object, now: float) -> bool:
@@ -137,9 +141,9 @@ class Drifts:
 class Observer:
     """Records observations of the whole kernel or of its parts.
 
-    ``has_observed_all`` means that every kind of witness was read at least once. ``newcomers`` are undesired set entries,
-    addresses and local routes that have appeared since the current reading in parts began. All objects in ``newcomers`` are kept
-    until the reading ends.
+    ``has_observed_all`` means that every kind of witness was read at least once. If a reading has several parts, ``newcomers``
+    are the undesired set entries, addresses and local routes that have appeared since the reading began. All objects in
+    ``newcomers`` are kept until the reading ends.
     """
 
     def __init__(self, tables: NodeTables, drains: Drains, drifts: Drifts) -> None:
@@ -153,7 +157,7 @@ class Observer:
         ipvsproxy."""
         self._host: frozenset[Address] = frozenset()
         self.node_port_ranges: tuple[Network, ...] = ownership.EVERYWHERE
-        """The ranges in which the addresses of this host serve node ports."""
+        """The address ranges for node ports: node ports answer on this host's addresses in these ranges."""
 
     def observing(self, observed: Observation, now: float) -> Generator[None, None, None]:
         """Replaces the observed state by the results of a reading, and yields after each piece of work.
@@ -171,8 +175,8 @@ class Observer:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
             # ``ownership`` recognises some virtual servers by a second virtual server with the same settings and real servers.
-            # While the addresses of this host are unknown, such a second virtual server proves nothing. The virtual server to
-            # recognise may then serve a desired node port on an address of this host.
+            # While the addresses of this host are unknown, such a second virtual server proves nothing. It is then also unknown
+            # whether the first virtual server serves a desired node port on an address of this host.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))

@@ -185,7 +185,7 @@ class Reconciler:
         return max(FEW_WAITING, len(desired.weights))
 
     def room(self, now: float) -> int:
-        """The number of real servers without connections that may be removed now."""
+        """The number of real servers that may be removed now, provided that they have no connections."""
         return max(0, self._pace.room(now) - self._drains.over)
 
     def take_without_scope(self) -> Sequence[MarkedPort]:
@@ -313,7 +313,7 @@ class Reconciler:
         return self.unequal + surplus - len(self._tables.of_sysctls.given_up)
 
     def rules_ended(self) -> None:
-        """Allow an operation on rules that was still running (EINPROGRESS) to be tried again now, because it has ended.
+        """Allow a new attempt at an operation on rules now: the program that was still running (EINPROGRESS) has ended.
 
         The new attempt returns the outcome of the ended operation.
         """

@@ -87,9 +87,9 @@ class Survey:
     def subjects(self) -> tuple[list[str], list[str]]:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include.
 
-        The sets are all desired sets, and all sets that only scopes use, whether or not a Service desires the set now. Until all
-        sets have been read once, the result includes the sets of direct return. After that, it includes such a set only if the
-        set is desired or the kernel has it.
+        The result includes all desired sets. It also includes all sets that only scopes use, even while no Service desires them.
+        Until all sets have been read once, the result includes the sets of direct return. Afterwards, the result includes a set
+        of direct return only if the set is desired or exists in the kernel.
         """
         tables = self._tables
         left = tables.sets.observed if tables.scopes.has_observed_all else IP_SETS.values()
@@ -100,8 +100,8 @@ class Survey:
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
         """The kinds of sets that have an entry in the kernel, or will have one; rules depend on these kinds.
 
-        If ``settled`` is true, only desired entries count. A set with only a ``ForeignElement`` does not count, because a rule
-        for the set would treat all packets like the packets of some Services.
+        If ``settled`` is true, only desired entries count. A set with only a ``ForeignElement`` does not count. A rule for such a
+        set would apply to all packets, although the rule is meant only for the packets of some Services.
         """
         tables = self._tables
 
@@ -190,7 +190,7 @@ class Survey:
         return self._tables.scopes.marks.port_of(key.mark)
 
     def service_port(self, service: Service, desired: VirtualServer) -> ServicePort | None:
-        """The port of ``service`` that the virtual server ``desired`` serves."""
+        """The port of ``service`` to which the virtual server ``desired`` belongs."""
         key, is_node_port = desired.key, desired.role is Role.NODE_PORT
         asked = self.port_of(key) if isinstance(key, FirewallMark) else key
         if asked is None:

@@ -12,21 +12,21 @@ from ipvsproxy.model.net import Address
 from ipvsproxy.model.service import EndpointSlice, Node, Service, ServiceName
 
 FEW = 8
-"""If at most this many addresses are new, only slices in which a search finds one of the new addresses are read. With more new
+"""If at most this many addresses are new, all slices are searched for them, and only matching slices are read. With more new
 addresses, reading all slices is faster."""
 
 
 class NodeAddresses:
     """Follows changes of Services, EndpointSlices and Nodes. Memory is needed only for addresses that Services request.
 
-    The cost of a change depends only on the size of the changed object. A look-up searches all EndpointSlices only for addresses
-    that no Service requested at the last look-up.
+    The cost of a change depends only on the size of the changed object. In a look-up, only new addresses cause a search of all
+    EndpointSlices: addresses that no Service requested at the last look-up.
     """
 
     def __init__(self) -> None:
         self._services: dict[Address, dict[ServiceName, None]] = {}  # a dictionary, because a set would not keep the order
         self._new: set[Address] = set()
-        # for each address and node, the number of endpoints and Nodes which show that the address belongs to the node
+        # for each address, a count for each node: how many endpoints and Nodes show that the address belongs to this node
         self._nodes: dict[Address, Counter[str]] = {}
 
     def services_with(self, addresses: Iterable[Address]) -> Iterator[ServiceName]:
@@ -60,7 +60,7 @@ class NodeAddresses:
             self._count(((address, node.name) for address in node.addresses) if node else (), step)
 
     def of_others(self, here: str, slices: Collection[EndpointSlice], nodes: Iterable[Node]) -> Mapping[Address, str]:
-        """Map each requested address that belongs to another node to the name of that node; leave out all other addresses."""
+        """Find the node's name for each requested address that belongs to another node; leave out all other addresses."""
         asked = self._new & self._services.keys()
         self._new = set()
         for address in asked:

@@ -65,10 +65,10 @@ class Complaint(NamedTuple):
 class Changes:
     """The changes since the last call of ``take``.
 
-    ``services`` maps each Service that must be translated again to the time at which its first untranslated change arrived.
-    ``triggers`` holds the IP family and the time of each change of the endpoints of the Services in ``services``. An annotation
-    of the EndpointSlice gives the time at which the change began, in seconds since the epoch. ``counts`` holds the number of
-    changed objects by kind.
+    The keys of ``services`` are the Services that must be translated again. The value is the time at which the Service's first
+    untranslated change arrived. An annotation of an EndpointSlice may give the time at which a change of endpoints began, in
+    seconds since the epoch. ``triggers`` holds this time and the IP family for each such change. The changed endpoints belong to
+    Services in ``services``. ``counts`` holds the number of changed objects by kind.
     """
 
     services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)

@@ -176,7 +176,8 @@ def _cluster_clients(
     """The rules that select which clients of cluster IPs are masqueraded.
 
     The masqueraded clients are all clients, or all clients except this node's pods. Without local detection, only connections
-    with a service address as their source are masqueraded; the host's own connections have such a source.
+    with a service address as their source are masqueraded. Connections of this host to a service address usually have such a
+    source.
     """
     everybody = on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT if by_connection else TO_PORT, target)
     if settings.masquerade_all:

@@ -2,8 +2,8 @@
 
 The number of rules does not grow with the number of Services. A Service adds a rule only if its source ranges keep this node
 itself from using the Service's load balancer address. Names, order and conditions are the same as in pkg/proxy/ipvs/proxier.go
-(kubernetes/kubernetes), except for the chains of traffic scopes. The reasons are that operators know kube-proxy's rules, and that
-kube-proxy must be able to replace ipvsproxy at any time.
+(kubernetes/kubernetes), except for the chains of traffic scopes. ipvsproxy uses kube-proxy's rules for two reasons: operators
+know these rules, and kube-proxy must be able to replace ipvsproxy at any time.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ KUBE_PROXY_JUMPS: tuple[Jump, ...] = (
     Jump("filter", "INPUT", IPVS_FILTER, "kubernetes ipvs access filter"),
     Jump("filter", "OUTPUT", IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
 )
-"""The jumps to the chains that kube-proxy also has."""
+"""The jumps from built-in chains to chains in ``KUBE_PROXY_CHAINS``."""
 SCOPE_JUMPS: tuple[Jump, ...] = (
     Jump("mangle", "PREROUTING", SCOPE_ARRIVAL, "ipvsproxy traffic scopes"),
     Jump("mangle", "OUTPUT", SCOPE_MARK, "ipvsproxy traffic scopes"),
@@ -117,7 +117,7 @@ def build_skeleton(
     each virtual server in ``refused`` whose address has, or will soon have, a local route on this node.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
-    if is_by_connection:  # empty sets get rules too, but empty sets of scopes do not, because every packet would pass the rules
+    if is_by_connection:  # empty sets also get rules, except sets of scopes, because every packet would traverse these rules
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
         nat_chains = by_connection(family, settings, view)
     else:

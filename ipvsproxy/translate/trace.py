@@ -105,7 +105,8 @@ def _other_pod_address(family: Family, settings: Settings, view: NodeView) -> Ad
 def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: TracedConnection, *, has_scopes: bool) -> Trace:
     """Follow a connection until it is masqueraded or marked for masquerading, or until no further rule can apply to it.
 
-    ``has_scopes`` means that the virtual server's address has a second scope, so a set marks packets of this node's clients.
+    ``has_scopes`` means that the virtual server's address has a second scope: a set of marks has the mark for packets of this
+    node's clients.
     """
     applied: list[AppliedRule] = []
     connection = connection._replace(has_mark=has_scopes)
@@ -127,7 +128,8 @@ def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: T
 def _deciding_chain(rules: Skeleton) -> ChainKey:
     """The chain that decides about masquerading.
 
-    With masquerading by mark, the chain before IPVS decides; with masquerading by connection, the chain after IPVS decides.
+    With masquerading by mark, the result is ``KUBE-SERVICES``, which packets pass before IPVS. With masquerading by connection,
+    the result is ``KUBE-POSTROUTING``, which packets pass after IPVS.
     """
     postrouting = ChainKey("nat", nat.POSTROUTING)
     by_connection = any(rule.set and Side.ORIGINAL_DESTINATION in rule.set.sides for rule in rules.chains.get(postrouting, ()))

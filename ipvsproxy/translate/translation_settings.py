@@ -122,9 +122,9 @@ def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
     """The settings that a node needs in order to take part in direct return.
 
     The tunnel has no address, and the route to a client uses another interface. Therefore, even a loose ``rp_filter`` would drop
-    packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c). The kernel applies the larger ``rp_filter``
-    value of the interface and of ``all``. ``sloppy_tcp`` and ``sloppy_sctp`` let this node continue a connection whose first
-    packets arrived at another node.
+    packets from the tunnel (``__fib_validate_source`` in net/ipv4/fib_frontend.c). The kernel applies the larger of two
+    ``rp_filter`` values: the interface's value and the value of ``all``. ``sloppy_tcp`` and ``sloppy_sctp`` let this node
+    continue a connection whose first packets arrived at another node.
     """
     for family in sorted(families):
         yield Sysctl(device_flags(family), _TUNNEL_UP, for_tunnels=True)
@@ -186,8 +186,7 @@ def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterat
 def conntrack_sysctls(choices: ConntrackChoices, processors: int) -> Iterator[Sysctl]:
     """The settings of connection tracking.
 
-    If the maximum in the kernel is larger than the desired maximum, the kernel's maximum is kept, because an administrator has
-    chosen it.
+    If the kernel allows more tracked flows than desired, the kernel's maximum is kept, because an administrator has chosen it.
     """
     if scaled := choices.max_per_core * processors:
         maximum = CONNTRACK_CEILING if scaled > CONNTRACK_CEILING else max(scaled, choices.minimum)

@@ -28,8 +28,9 @@ class NodeView:
     except ``kube-ipvs0``. A service address that another interface already has is served, but is not bound a second time.
     ``api_servers`` are the API servers that are known now; ``former_api_servers`` are all API servers that were known before.
     A key of ``other_nodes`` is an external or load-balancer address; the value is the name of the other node that is known to
-    have this address. ``tunnel_ends`` has the addresses of each other node that accepts packets of direct return.
-    ``pod_networks`` are the Node's ``spec.podCIDRs``. ``connected`` are the networks of all interfaces except ``kube-ipvs0``.
+    have this address. ``tunnel_ends`` maps the name of every remote node that accepts packets of direct return to the node's
+    addresses. ``pod_networks`` are the Node's ``spec.podCIDRs``. ``connected`` are the networks of all interfaces except
+    ``kube-ipvs0``.
     """
 
     name: str
@@ -110,7 +111,7 @@ def without_direct_return(observed: Observation) -> tuple[Operation, ...]:
 def knows_direct_return(observed: Observation) -> bool:
     """Whether a reading of the kernel has everything that ``without_direct_return`` needs.
 
-    Otherwise, that function may miss an operation.
+    If the reading is incomplete, ``without_direct_return`` may miss an operation.
     """
     if observed.sysctls is None:
         return False
@@ -134,7 +135,7 @@ def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ..
 
 
 def known_node_port_ranges(settings: Settings) -> tuple[Network, ...]:
-    """The ranges in which node ports answer, as far as they are known without an API server; none if they depend on the Node."""
+    """The address ranges in which node ports answer; none if they depend on a Node from the API server."""
     bind_address = settings.bind_address
     if settings.node_port_primary and (bind_address is None or bind_address.is_unspecified):
         return ()

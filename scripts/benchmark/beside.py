@@ -1,4 +1,4 @@
-"""Measures kube-proxy and ipvsproxy in the same way, observed from outside.
+"""Measures kube-proxy and ipvsproxy from outside, both in the same way.
 
 Each proxy runs as a separate process, and gets its objects from the tests' API server.
 
@@ -36,8 +36,7 @@ os._exit(0)
 """
 """A program that imports the same modules as a start of ipvsproxy, and then ends at once."""
 _NEVER_BEFORE = 20_000
-"""The gap between the numbers of the first pods and the numbers of new pods, so that a new pod gets an address that no first pod
-had."""
+"""The gap between the numbers of the first pods and of new pods; a new pod never gets a first pod's address."""
 
 
 class Size(NamedTuple):
@@ -187,7 +186,7 @@ class _Measured:
         self._size = size
 
     async def start(self) -> Figures:
-        """Measure from the start of the process until everything is programmed."""
+        """Measure the process from its start until everything is programmed."""
         lines = 3 + self._size.services * (1 + self._size.endpoints)
         await self._proxy.until(lambda table: table.count("\n") >= lines, FIRST_POLL_S)
         spent = self._proxy.spent().since(self._proxy.began)
@@ -275,7 +274,7 @@ class _Measured:
         def is_over(table: str) -> bool:
             now_s, at_work = time.perf_counter(), outside.serving(table)
             latencies_s.extend(now_s - made_s.pop(address) for address in made_s.keys() & at_work)
-            return making.done() and making.result() > 0 and not made_s and not gone & at_work  # raises the task's exception
+            return making.done() and making.result() > 0 and not made_s and not gone & at_work  # result() raises make's error
 
         try:
             await self._proxy.until(is_over, STORM_POLL_S)

@@ -57,7 +57,11 @@ class CountedSocket:
 
 
 class _ListeningSocket:
-    """A listening socket that counts its calls. The calls have a separate counter, because another thread owns the socket."""
+    """A listening socket that counts its calls.
+
+    The calls have a separate counter, because the event loop's thread owns this socket, and another thread owns the netlink
+    channels.
+    """
 
     def __init__(self, opened: Any, counts: Counter[str]) -> None:
         self._opened = opened

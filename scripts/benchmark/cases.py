@@ -24,8 +24,8 @@ SMALL = ((100, 10), (1_000, 10))
 BALANCED = (10_000, 3, 0, 1)
 """10,000 load balancers with externalTrafficPolicy Local. Each has three endpoints."""
 ANNOTATED = (10_000, 10, 0, 2)
-"""The arguments of ``workload`` for 10,000 Services with ten endpoints each, which choose a scheduler, weights and slow start by
-annotations."""
+"""The arguments of ``workload`` for 10,000 Services with ten endpoints each. The annotations of each Service choose a scheduler,
+weights and slow start."""
 DIRECT = (10_000, 3, 0, 4)
 """Load balancers with direct return."""
 DIRECT_ON_TWO_NODES = (10_000, 2, 2, 4)
@@ -41,8 +41,7 @@ BINDING_TARGETS: Mapping[tuple[int, int], Mapping[str, tuple[float | None, float
 """For each size of a cluster and each binding, the targets for a start: the longest time in seconds, and the largest ratio of the
 start's time to the time of its replay. None means that there is no target.
 
-With local routes, the ratio is not meaningful, because the kernel's share is small: with 10,000 Services, it is a tenth of the
-start's time.
+With local routes and 10,000 Services, the ratio is not meaningful, because the kernel takes only a tenth of the start's time.
 """
 START_LIMIT_S = 600
 """The time limit of a start; a start that takes longer is stopped. If there are very many IPv6 addresses, the kernel takes
@@ -50,7 +49,7 @@ milliseconds to bind each of them."""
 BACKENDS = ("iptables", "nftables")
 BACKEND_RATIOS: Mapping[tuple[int, int], float | None] = {SMALL[1]: 2.5, MAIN: None, LARGEST: None}
 """With nftables, the largest allowed ratio of a start's time to the time of its replay, for each size of a cluster. None means no
-limit. If a start of 1,000 Services runs other programs, it spends most of its time on these programs."""
+limit. If a start of 1,000 Services ran other programs, these programs would take most of the start's time."""
 ONE_MORE = ((10_000, 1), LARGEST)
 """Two sizes of a cluster. One more endpoint or Service must cost the same at both sizes."""
 CHANGES = 500
@@ -114,7 +113,7 @@ class Side(NamedTuple):
 def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
     """Returns all cases; ``quick`` shortens some cases and omits other cases.
 
-    ``kube_proxy`` is another program to measure beside ipvsproxy.
+    ``kube_proxy`` is the command of a kube-proxy to measure beside ipvsproxy; an empty text means that no kube-proxy is measured.
     """
     repeats = 2 if quick else 3
     churn_s = 10 if quick else 60
@@ -262,16 +261,16 @@ def _recording(size: Sequence[int | str]) -> str:
 def _typical(found: Sequence[Found], pick: Pick = statistics.median) -> Found:
     """Combine repeated measurements into one: for each figure, ``pick`` chooses the value, by default the median.
 
-    The result is not the median of ratios, because a single slow replay would make the ratio of its pair look good.
+    The function combines figures, not ratios, because the ratio of a start to a single slow replay would look good.
     """
     return {name: pick([one[name] for one in found]) for name in found[0].keys() & {"wall_s", "addresses"}}
 
 
 def _relative(ratio: Callable[[Found, Found], float], sides: Sequence[Sequence[Found]], pick: Pick) -> float:
-    """Divides the ratio of a size by the ratio of ``MAIN``.
+    """Divides the ratio of start to replay for one size by the same ratio for ``MAIN``.
 
-    ``sides`` are the starts and the replays of ``MAIN``, and then those of the size. ``pick`` combines the repeated measurements
-    of each side.
+    ``sides`` are, in this order: the starts of ``MAIN``, the replays of ``MAIN``, the starts of the size, and the replays of the
+    size. ``pick`` combines the repeated measurements of each side.
     """
     main_start, main_replay, start, replay = (_typical(side, pick) for side in sides)
     return ratio(start, replay) / ratio(main_start, main_replay)
@@ -424,7 +423,7 @@ def _one_more(size: tuple[int, int], *, quick: bool) -> Case:
 
 
 def _scopes(repeats: int) -> Case:
-    """Measures starts and single changes of endpoints with load balancers, alternately with one scope and with two scopes."""
+    """Measures load balancers: starts and single endpoint changes, alternately with one scope and with two scopes."""
     flags = [[f"--ipvs-traffic-scopes={name}"] for name in ("kube-proxy", "api")]
     services, endpoints, *_ = BALANCED
     starts = [("cold", {"pages": BALANCED, "times": False, "flags": one}) for one in flags]
@@ -535,7 +534,7 @@ def _annotations_rows(found: Sequence[Found]) -> Iterator[Row]:
 
 
 def _binding(size: tuple[int, int], family: str, *, repeats: int, quick: bool) -> Case:
-    """Measures starts with addresses on the device and starts with local routes, in turn.
+    """Measures starts that bind addresses to the device, alternating with starts that use local routes.
 
     After each start, a replay sends the recorded messages of the start to the kernel again.
     """
@@ -566,7 +565,7 @@ def _backend_flags(backend: str) -> list[str]:
 
 
 def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repeats: int, quick: bool) -> Case:
-    """Measures starts and replays with the two variants in ``sides``, alternately.
+    """Measures starts and replays; the two variants in ``sides`` take turns.
 
     The variants alternate, because the machine's speed changes from minute to minute.
 
@@ -591,7 +590,7 @@ def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repe
 def _rows_in_turn(name: str, sides: Mapping[str, Side], measured: Sequence[str], found: Sequence[Found]) -> Iterator[Row]:
     """``measured`` tells, for each measurement in ``found``, which of the compared ``sides`` was measured.
 
-    The first measurement of each side is a start. The replays of that side repeat the messages of this start.
+    The first measurement of each side is a start. Each replay of the side repeats the messages of this first start.
     """
     walls = dict[str, float]()
     for side, given in sides.items():
@@ -640,9 +639,9 @@ def _own(found: Sequence[Found]) -> Iterator[Row]:
 def _own_backends(repeats: int) -> Case:
     """Measures how much processor time ipvsproxy itself needs for a start with each backend.
 
-    The starts run without a kernel, and alternate between the backends.
+    The starts alternate between the backends, and run with a simulated kernel that does nothing.
 
-    The kernel must have nf_tables.
+    Nevertheless, the kernel of this machine must have nf_tables.
     """
     sides = {name: {"pages": MAIN, "times": False, "flags": _backend_flags(name)} for name in BACKENDS}
 

@@ -2,9 +2,9 @@
 
     python -m scripts.benchmark.connections
 
-reads one address per line. For each address, it prints the time at which the connection was made, and the duration of the last
-attempt, both in seconds. All pods of the workload are in another namespace, which accepts connections to each address of a pod.
-The namespace of the pods exists as long as this process.
+The command reads one address per line from its standard input. For each address, it prints the time at which the connection was
+made, and the duration of the last attempt, both in seconds. All pods of the workload share one separate namespace, where one
+socket listens on every pod address. The namespace of the pods exists as long as this process.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def unmeasured(case: str) -> Row:
-    """The only row of a case that failed or did not run, so that a list of figures does not look complete without this case."""
+    """The only row of a case that failed or did not run; without this row, a list of figures would look complete."""
     return Row(case, "could not be measured", None)
 
 
@@ -49,7 +49,7 @@ def distribution(values_s: Sequence[float]) -> dict[str, float]:
 
 
 def by_part(steps: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
-    """For each part of a recording: the distribution and the sum of the durations of its steps, and the number of its steps."""
+    """The number of steps in each part of a recording, with the distribution and the sum of their durations."""
     parts: dict[str, list[float]] = {}
     for step, spent_s in steps.items():
         if step:

@@ -1,7 +1,7 @@
 """Measures the deletion of one UDP endpoint's flows among very many tracked flows, on a kernel that lists all flows.
 
-A fake socket acts as the kernel: it repeatedly answers with recorded messages of a listing, like a kernel before 5.8, which
-cannot filter flows. The time of the fake socket is subtracted, so that the figures contain only the time of the driver.
+A fake socket acts as a kernel before 5.8, which cannot filter flows: it answers with recorded messages of a listing, again and
+again. The time of the fake socket is subtracted, so that the figures contain only the time of the driver.
 """
 
 import itertools
@@ -45,7 +45,7 @@ def clean(flows: int) -> dict[str, float]:
 
 
 class _Socket:
-    """A fake socket that answers with a listing of at least this many flows, and acknowledges each deletion.
+    """A fake socket that answers with a listing of at least ``flows`` flows, and acknowledges each deletion.
 
     ``spent_s`` is the time spent in this class.
     """

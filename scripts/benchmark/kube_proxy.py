@@ -52,7 +52,7 @@ class UnusableError(Exception):
 def find(command: str, *, directory: pathlib.Path, empty: Sequence[pathlib.Path] = EMPTY) -> str:
     """Return the command with the absolute path of its program; an empty command is returned unchanged.
 
-    The program is searched for relative to ``directory``, and in PATH.
+    A relative path starts at ``directory``. A name without a slash is looked up in PATH.
 
     Raises:
         UnusableError: the command is malformed, or the program is missing, not executable, or not visible on the test kernel.
@@ -83,7 +83,7 @@ def find(command: str, *, directory: pathlib.Path, empty: Sequence[pathlib.Path]
 
 
 def compared(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """For each figure, yields a name and a number for ipvsproxy, for kube-proxy, and for the ratio of the two.
+    """For each figure, yields ipvsproxy's number, kube-proxy's number, and the ratio of the two, each with a name.
 
     The ratio is kube-proxy's figure divided by ipvsproxy's figure.
     """

@@ -67,7 +67,7 @@ def restart(pages: str, flags: Sequence[str] = ()) -> Figures:
 
 
 def own(what: str, arguments: Figures) -> Figures:
-    """Runs another measurement without a kernel, to get the program's own time."""
+    """Runs the measurement ``what`` without a kernel, to get the program's own time."""
     with pretence.kernel():
         found: Figures = MEASUREMENTS[what](**arguments)
     return found
@@ -132,7 +132,7 @@ def tools(services: int, endpoints: int) -> Figures:
 
 
 def flows(flows: int) -> Figures:
-    """Measures the deletion of one endpoint's flows among ``flows`` / 10 and among ``flows`` tracked flows.
+    """Measures the deletion of one endpoint's flows, first among ``flows`` / 10 tracked flows, then among ``flows``.
 
     The figure ``grown_mb`` is the growth of the process's largest resident memory during the clean-up.
     """

@@ -58,7 +58,7 @@ class Meter:
         """Counts of the batch that the kernel thread applies at present."""
         self._answered_s = 0.0
         self._asks = False
-        """Whether the message sent now is a test message that looks like a change, but that the kernel always refuses."""
+        """Whether the program is sending a test message, which looks like a change, but which the kernel always refuses."""
         self._file_calls = calls.file_calls()
         self._cover()
 

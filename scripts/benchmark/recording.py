@@ -26,8 +26,8 @@ class Recorded(NamedTuple):
 
     Each chunk has its netlink protocol and its step.
 
-    A step is a part of the measurement and optionally a number, such as ``change 7``; the step is empty between parts of the
-    measurement. Each element of ``rules`` is one run of iptables-restore: its command line, followed by its standard input.
+    A step names a part of the measurement, optionally with a number, such as ``change 7``. Between parts, the step is empty. Each
+    element of ``rules`` is one run of iptables-restore: its command line, followed by its standard input.
     """
 
     chunks: Sequence[tuple[int, bytes, str]]

@@ -13,8 +13,8 @@ SERIES: tuple[tuple[str, str, tuple[str, ...], float, str], ...] = (
     ("ipvsadm -R and ipset restore", "tools", ("ipvsadm -R s", "ipset restore s"), 1.0, "#d29922"),
     ("one endpoint changes", "change", ("p50 ms",), 1e-3, "#2da44e"),
 )
-"""The lines of the picture. Each line has a label, the first word of the names of its cases, the names of its figures, the unit
-of these figures in seconds, and a colour. If a line has several figures, their sum is drawn."""
+"""The lines of the picture. Each line has, in this order: its label; the first word in the names of its cases; the names of its
+figures; the unit of these figures in seconds; its colour. If a line has several figures, their sum is drawn."""
 ENDPOINTS = {"10", "1"}
 """The picture shows only cases with these numbers of endpoints per Service. 100,000 Services are measured only with one endpoint
 each."""

@@ -81,7 +81,7 @@ def measure(
                 "churn": lambda: steadily.churn(churn_s),
             }
             figures |= {name: await part() for name, part in known.items() if name in parts}
-            await _scraped()  # a real node is scraped too, and a scrape needs memory
+            await _scraped()  # as on a real node, the figure includes the memory that a scrape needs
             figures["resident_after_mb"] = meter.resident_mb()
             return figures
 
@@ -165,9 +165,9 @@ class _Steady:
         return {**distribution(latencies_s), "messages": statistics.median(messages)}
 
     def _new_service(self, number: int) -> dict[str, bytes]:
-        """The watch lines that add the Service with this number and its EndpointSlice, by kind of object.
+        """The watch lines, by kind of object, that add Service ``number`` and its EndpointSlice.
 
-        The endpoint is on another node.
+        The endpoint is not on the node under test.
         """
         self._version += 1
         pod = self._services * self._endpoints + 500_000 + number * workload.FEWEST_NODES + 1
@@ -296,7 +296,7 @@ class _Steady:
         rare_share = await self._processor_share(2 * RARE_POLL_S)
         await self._nothing_read()
         reader._poll_due_s = reader._whole_poll_due_s = reader._audit_due_s
-        self._running.engine.changed(time.monotonic())  # now the event loop waits until the times set above
+        self._running.engine.changed(time.monotonic())  # this wakes the event loop, which then waits until the times set above
         await self._running.synced()
         self._meter.reset()
         return {
@@ -459,7 +459,10 @@ class _Page(NamedTuple):
 
 
 async def _scraped() -> _Page:
-    """Scrape the metrics. The answer is counted chunk by chunk, so that only the program itself blocks the event loop."""
+    """Scrape the metrics.
+
+    Each chunk is counted as it arrives, so that only the program, and not this function, blocks the event loop.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", program.METRICS_PORT)
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     size, series, rest = 0, 0, b""

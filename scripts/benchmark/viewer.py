@@ -1,7 +1,7 @@
-"""Measures how much processor time and memory one viewer of the web page costs ipvsproxy, from outside of its process.
+"""Measures, outside of ipvsproxy's process, the processor time and memory that a viewer of the web page costs.
 
-Each Service gets a packet every few seconds, with and without the viewer, because Services without traffic cost a viewer nothing.
-The viewer requests what the page of all Services requests in a browser, as often as the page does.
+Each Service gets a packet every few seconds, with and without the viewer, because a viewer costs ipvsproxy nothing for Services
+without traffic. The viewer sends the same requests, at the same intervals, as the page of all Services in a browser.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ SETTLED_S = 30.0
 """The time from the start until the first phase. After the first sync, ipvsproxy reads the kernel, and completes these readings
 within this time."""
 FLAGS = ("--ipvs-sync-period=24h",)
-"""Prevents audits. An audit costs several times as much as a viewer, and one phase could have more audits than the other."""
+"""Prevents audits. An audit costs several times as much as a viewer. If one phase had more audits, the two phases could not be
+compared."""
 WARM_S = 30.0
 """The time from the first request until the second phase. After this time, ipvsproxy has stored as many readings as the page
 shows."""

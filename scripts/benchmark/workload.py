@@ -170,7 +170,8 @@ def node_of(pod: int, nodes: int) -> str:
 class Replacements:
     """Makes watch lines for a cluster of this size. Each line replaces one endpoint by another endpoint.
 
-    Neither endpoint is on the node under test, because local endpoints also have set entries, so changes would take more work.
+    Both endpoints are on nodes other than the node under test. Changes of local endpoints would take more work, because local
+    endpoints also have set entries.
     """
 
     def __init__(self, services: int, endpoints: int) -> None:
@@ -209,8 +210,8 @@ class Replacements:
 
 
 FORMS = (service, balanced, annotated, ipv6_service, direct)
-"""The forms of Services: plain Services, load balancers with externalTrafficPolicy Local, Services with annotations, Services of
-IPv6 with pods that also have IPv6 addresses, and Services with direct return in a cluster in which all Nodes take part.
+"""The forms of Services: plain Services, load balancers with externalTrafficPolicy Local, Services with annotations, IPv6
+Services with IPv6 endpoints, and Services with direct return. All Nodes take part in direct return.
 """
 
 
@@ -220,7 +221,7 @@ def line(what: str, item: dict[str, Any]) -> bytes:
 
 
 def write(directory: pathlib.Path, services: int, endpoints: int, nodes: int = 0, form: int = 0) -> None:
-    """Write ``services-0``, ``services-1``…, ``endpointslices-0``…, ``nodes-0``.
+    """Write the pages of the lists into files: ``services-0``, ``services-1``…, ``endpointslices-0``…, ``nodes-0``….
 
     If ``nodes`` is 0, there are as many nodes as the pods need. ``form`` is an index into ``FORMS``.
     """

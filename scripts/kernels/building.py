@@ -35,7 +35,7 @@ CHOSEN = {
     "SECURITY_SELINUX SECURITY_SMACK SECURITY_TOMOYO SECURITY_APPARMOR",
 }
 """The kernel options that differ from Debian's configuration, grouped by their value: built in (`y`), module (`m`), off (`n`).
-The function `modules` chooses the modules."""
+The function `modules` lists the modules that are built."""
 
 UNUSED = (
     "drivers/gpu",

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from scripts.kernels import processes
 from scripts.kernels.errors import NoKernelError
 
-INSIDE = "/run/test-kernel"  # the path of the control directory for the command; also used in init
+INSIDE = "/run/test-kernel"  # the command finds the control directory here; the script init repeats this path
 INIT = pathlib.Path(__file__).resolve().with_name("init")
 ROOT = INIT.parents[2]
 
@@ -74,7 +74,7 @@ def directory(command: list[str], mounts: list[str], iptables: str | None) -> It
         iptables: the variant of iptables that the command gets; None means the host's variant.
 
     Raises:
-        NoKernelError: a directory that the command needs is /tmp itself or in /run, which are empty for the command.
+        NoKernelError: a directory that the command needs is /tmp itself or in /run. Empty file systems are mounted on both.
     """
     with tempfile.TemporaryDirectory(prefix="ipvsproxy-kernel-") as name:
         control = pathlib.Path(name)

@@ -149,7 +149,7 @@ def run_once(guest: Guest, command: list[str], deadline: float | None, variant: 
 
 
 def write_inputs(guest: Guest, directory: pathlib.Path, variant: str) -> None:
-    """Write the files that `init` needs only in a guest, and not on the host."""
+    """Write the files that `init` needs in a guest but not on the host."""
     (directory / "consoles").write_text(" ".join(guest.consoles))
     (directory / "modules").write_text(" ".join(control.modules(variant)))
     (directory / "lib").mkdir()
@@ -157,8 +157,8 @@ def write_inputs(guest: Guest, directory: pathlib.Path, variant: str) -> None:
     (directory / "dev").mkdir()
     for link, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         (directory / "dev" / link).symlink_to(f"/proc/self/fd{target}")
-    # The modules are not in the usual directory of modprobe, and /lib/modules may not exist. The kernel runs the same modprobe
-    # when it loads a module itself.
+    # The modules are not in the usual directory of modprobe, and /lib/modules may not exist. The kernel, too, runs the script
+    # below when it loads a module.
     control.write_program(directory / "bin/modprobe", f'#!/bin/sh\nexec /sbin/modprobe -d {control.INSIDE} "$@"\n')
     if sys.stdout.isatty():
         size = os.get_terminal_size(sys.stdout.fileno())

@@ -38,7 +38,8 @@ def run(command: list[str], deadline: float | None, iptables: str | None) -> int
         raise NoKernelError(f"the host's kernel cannot be used: {reason}")
     for module in control.modules(iptables):  # one command per module, so that an unknown name does not stop the others
         processes.quiet(["modprobe", module])
-    mounts = ["sysfs /sys sysfs nosuid,nodev,noexec 0 0"]  # this mount shows the devices of the network namespace that mounts it
+    # sysfs shows the devices of the network namespace in which it is mounted
+    mounts = ["sysfs /sys sysfs nosuid,nodev,noexec 0 0"]
     with control.directory(command, mounts, iptables) as directory:
         process = subprocess.Popen(
             [*processes.IN_NAMESPACES, "--net", str(directory / "init"), "host"],

@@ -1,4 +1,4 @@
-"""Starts processes that end with their parent, and leave no other processes behind."""
+"""Starts processes that end with their parent; the children of these processes end with them."""
 
 import contextlib
 import ctypes

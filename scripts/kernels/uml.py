@@ -24,9 +24,9 @@ MAPPINGS = 1048576
 CPUINFO = pathlib.Path("/proc/cpuinfo")
 REGISTERS = pathlib.Path(__file__).resolve().with_name("registers.c")
 
-# When the first process of a process namespace ends, all other processes of the namespace end. The first process ends with this
-# program, even if this program is killed by SIGKILL. When user-mode Linux panics, it sends a signal to itself. The first process
-# of a namespace would not get this signal, so a shell is the first process.
+# When the first process of a process namespace ends, all other processes of the namespace end. The first process ends when this
+# program ends, even if this program is killed by SIGKILL. When user-mode Linux panics, it sends a signal to itself. The first
+# process of a namespace would not get this signal, so a shell is the first process.
 CONTAINED = (*processes.IN_NAMESPACES, "/bin/sh", "-c", '"$@"; exit $?', "sh")
 
 
@@ -117,7 +117,7 @@ def allow_many_mappings() -> None:
         if int(MOST_MAPPINGS.read_text()) < MAPPINGS:
             MOST_MAPPINGS.write_text(str(MAPPINGS))
     except OSError:
-        pass  # in some containers, raising the limit is not permitted; small processes also work without it
+        pass  # some containers do not permit a higher limit; small processes also work with the usual limit
 
 
 @contextlib.contextmanager

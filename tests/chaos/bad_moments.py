@@ -17,7 +17,7 @@ from tests.chaos.world import CLOSED, Question
 from tests.support import golden_http, lab, patience
 from tests.support.cluster import ipvs_table
 
-if TYPE_CHECKING:  # at run time, the module history imports this module
+if TYPE_CHECKING:  # ``history`` imports this module, so an import at run time would be circular
     from tests.chaos.history import History
 
 REACHED_WITHIN_S = patience.seconds(150.0)

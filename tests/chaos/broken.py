@@ -1,6 +1,6 @@
 """Removes one fix from the program, to prove that the chaos tests then find the fault.
 
-Each function removes one fix from the program in the calling process.
+Each function removes one fix, but only in the process that calls the function.
 """
 
 import asyncio

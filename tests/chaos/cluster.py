@@ -26,7 +26,8 @@ BACKUPS = 4
 REFUSALS = 2
 """The number of successive requests that the API server refuses."""
 UNREADABLE_S = 1.0
-"""The pause, in seconds, after a change of manifests, in which the program finds a broken manifest or links without targets."""
+"""The pause, in seconds, before a broken manifest is deleted or the missing targets of links are written. In this pause, the
+program finds the broken manifest or the links."""
 GARBAGE = "garbage.yaml"
 GARBAGE_LINE = b"{]\n"
 
@@ -85,7 +86,7 @@ class Directory:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Write a broken manifest, which the next change deletes; or make later changes write links to late targets."""
+        """Write a broken manifest, which the next change deletes; or let later changes write links before their targets."""
         if kind is Trouble.GARBAGE_FILE:
             (self._path / GARBAGE).write_bytes(dice.randbytes(200))
         else:
@@ -101,7 +102,7 @@ class Directory:
 
 
 class Server:
-    """An API server behind a proxy; both run in a separate thread.
+    """An API server behind a proxy; one separate thread runs both.
 
     ``flag`` is the flag that makes the program use this API server.
     """

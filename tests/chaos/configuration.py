@@ -15,8 +15,8 @@ _KUBECONFIG = "--kubeconfig="
 class Configuration:
     """``flags`` name the file and the cluster. ``scheduler``, ``binding`` and ``backend`` are the present values in the file.
 
-    With the first of the two ``SCHEDULERS``, the file has the usual ``binding``. With the second, it has the other ``binding``,
-    so a change of ``scheduler`` also changes ``binding``.
+    With the first of the two ``SCHEDULERS``, the file has the usual ``binding``. With the second scheduler, the file has the
+    other ``binding``, so a change of ``scheduler`` also changes ``binding``.
     """
 
     def __init__(

@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 
 class Kind(enum.Enum):
-    """Kinds of faults. For the first five kinds, the socket itself answers the message, and the kernel does not get it."""
+    """Kinds of faults.
+
+    For the first five kinds, the socket itself answers the program's message, and does not send it to the kernel.
+    """
 
     ENOBUFS = "ENOBUFS"
     EBUSY = "EBUSY"
@@ -69,7 +72,7 @@ class Faults:
         return None
 
     def done(self, order: Order) -> None:
-        """Count one message that an order has made fail. An order for a single failure ends with this message."""
+        """Count one message that fails because of an order. If the order is for a single failure, the order is then over."""
         with self._done.open("a") as file:
             file.write(f"{order.kind.value}\n")
         if order.once:

@@ -1,4 +1,4 @@
-"""Sums over all histories: the changes, faults and drift in each history, and the results of its clients' requests."""
+"""Sums over all histories: changes, faults, drift, and the results of the clients' requests."""
 
 import dataclasses
 import statistics

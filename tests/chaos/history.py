@@ -39,7 +39,8 @@ from tests.chaos.world import Object, World, key_of
 from tests.support import golden_state, lab, nft_state, patience, program
 
 QUIET_WITHIN_S = patience.seconds(150.0)
-"""The longest wait until everything is in force on a slow kernel. The program may have to start again during this time."""
+"""The longest wait until everything is in force. The wait is long, because the kernel may be slow. The program may have to start
+again during this time."""
 HEALED_WITHIN_S = patience.seconds(60.0)
 """The longest wait until drift is repaired. On a node, a repair takes five seconds. On the test kernel, each reading of the
 kernel takes a hundred times as long, and the suite reads the kernel too."""
@@ -49,8 +50,8 @@ SETTLE_S = 0.5
 POLL_S = 0.2
 """The pause between two checks of a condition."""
 INJECTED_WITHIN_S = patience.seconds(60.0)
-"""The longest wait, in seconds, until the ordered fault makes a message of the program fail. A change or the next poll sends such
-a message."""
+"""The longest wait, in seconds, until the ordered fault makes a message of the program fail. The program sends such a message
+after a change, or at its next poll of the kernel."""
 PATIENT = b"drift_returns"
 """The log event which says that the program delays the repair of drift."""
 SYNCED = b"event=synced"
@@ -281,7 +282,7 @@ class History:
         self.log_reader.stall(self._running.process_id)
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
-        """Wait until a condition holds; it is a violation if the condition does not hold within this time."""
+        """Wait until a condition holds; it is a violation if this takes longer than ``within_s``."""
         deadline_s = time.monotonic() + within_s
         while not reached():
             if not self._running.is_alive:
@@ -412,7 +413,7 @@ class History:
             if not self._running.is_alive:
                 raise self.violation("the program has ended", differences)
             began_s, before_s = time.monotonic(), began_s
-            if before_s > deadline_s:  # compare the start of the read, because a read may take long on a busy machine
+            if before_s > deadline_s:  # the deadline is for the start of the read, because a read may take long on a busy machine
                 raise self.violation(f"the kernel differs from the model after {within_s:.0f} s", differences)
             time.sleep(POLL_S)
         self.figures.quiet_points += 1
@@ -438,7 +439,7 @@ class History:
         return self.configuration.backend is Backend.NFTABLES
 
     def _misplaced(self) -> list[str]:
-        """One line for each difference from the desired state that the text of the rules does not show."""
+        """The differences from the desired state that cannot be seen in the text of the rules, one line each."""
         if self._uses_nftables:
             return self._expressions.changed(nft_state.listing())
         return [] if drift.is_jump_in_place() else ["a jump of ours in nat/OUTPUT is behind a foreign one"]

@@ -1,8 +1,9 @@
 """Runs ``ipvsproxy`` with its usual arguments, counts its tasks, and lets its netlink sockets fail on request.
 
 The program uses two files in the directory ``IPVSPROXY_CHAOS``. It writes the number of its tasks to ``tasks`` every second, and
-reads from ``faults`` which faults a test orders. ``IPVSPROXY_CHAOS_WITHOUT`` names the bad moment whose fix is removed from the
-program; ``IPVSPROXY_CHAOS_DESCRIPTORS`` is the maximum number of the program's file descriptors.
+reads from ``faults`` which faults a test orders. If ``IPVSPROXY_CHAOS_WITHOUT`` names a bad moment (see ``moments.py``), the
+program runs without the fix for this bad moment. ``IPVSPROXY_CHAOS_DESCRIPTORS`` is the maximum number of the program's file
+descriptors.
 """
 
 import asyncio
@@ -43,8 +44,8 @@ def program(
 
     ``without`` names the bad moment whose fix is removed, and ``descriptors`` limits the number of file descriptors.
 
-    Unless ``forks`` is true, the program is not a fork of this process. A fork shares memory with its parent, so the memory usage
-    of a fork would not be the memory usage of the program alone.
+    By default, the program does not run as a fork of this process. If ``forks`` is true, the program may run as a fork. A fork
+    shares memory with its parent, so the memory usage of a fork would not be the memory usage of the program alone.
     """
     environment = {DIRECTORY: str(directory)} | ({WITHOUT: without.name} if without else {})
     environment |= {DESCRIPTORS: str(descriptors)} if descriptors else {}

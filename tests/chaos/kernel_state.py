@@ -89,7 +89,7 @@ def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IP
 
     Objects of the other backend are in separate rows.
     """
-    # ``without_marks`` finds the address of each mark in the sets
+    # ``without_marks`` needs the sets to find the address of each mark
     needs_sets = "virtual_servers" in sections and "ipsets" not in sections
     state = scope_rows.without_marks(golden_state.read_state((*sections, "ipsets") if needs_sets else sections, backend))
     if needs_sets:
@@ -127,7 +127,7 @@ def _normal(state: State) -> State:
 
 
 def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """One line for each row that differs in one of the sections of ``actual``.
+    """One line for each row that differs between ``expected`` and ``actual``, in the sections that ``actual`` has.
 
     Draining real servers of TCP do not count as a difference.
     """

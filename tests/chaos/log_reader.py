@@ -9,7 +9,10 @@ _CHUNK_BYTES = 1 << 16
 
 
 class LogReader:
-    """``descriptor`` is the end of the pipe that the program writes to. Reading ends when the last writing process has ended."""
+    """``descriptor`` is the write end of the pipe; the program writes its log to this descriptor.
+
+    Reading ends when the last writing process has ended.
+    """
 
     def __init__(self, log: Path) -> None:
         reading, self.descriptor = os.pipe()

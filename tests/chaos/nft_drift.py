@@ -113,5 +113,5 @@ TWINS: Mapping[drift.Drift, drift.Drift] = {
     drift.move_jump: change_rule,
     drift.reload_firewall: flush_ruleset,
 }
-"""Maps each kind of drift in iptables or ipset to the kind of drift that the chaos suite makes instead if the backend is
-nftables."""
+"""Maps each kind of drift in iptables or ipset to its equivalent in nftables. If the backend is nftables, the chaos suite makes
+the equivalent."""

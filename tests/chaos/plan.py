@@ -1,10 +1,10 @@
 """Chooses the steps of a history at random; the history's number and a seed determine the choice.
 
-The order of the steps is random. But the kinds of drift take turns, and so do the kinds of faults, of troubles, of harms, and of
-bad moments (see ``moments``).
+The order of the steps is random. But the kinds of drift follow each other in a fixed cycle. So do the kinds of faults, of
+troubles, of harms, and of bad moments (see ``moments``).
 
-The sequence of kinds continues from one history to the next, so that a known number of histories of the same length has all
-kinds.
+The sequence of kinds continues from one history to the next. Therefore, it is known after how many histories of equal length all
+kinds have occurred.
 """
 
 import random
@@ -21,8 +21,8 @@ from tests.chaos.moments import Moment
 T = TypeVar("T")
 
 STEPS: Mapping[str, int] = {"change": 3, "kill": 4, "lock": 2}
-"""The weights of the kinds of steps that fill the rest of a history, beside the shares of drift, faults, troubles, moments and
-harms (below)."""
+"""The weights with which the remaining steps of a history are chosen from these kinds. The remaining steps are all steps except
+drift, faults, troubles, moments, harms and moves (below)."""
 DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
 TROUBLE_SHARE = 0.15
@@ -30,9 +30,9 @@ MOMENT_SHARE = 0.15
 """The shares of drift, faults, troubles and moments (``Moment``) among the steps. Each history has at least one step of each of
 these kinds."""
 HARM_SHARE = 0.1
-"""The share of harms (see ``harm.py``) among the steps. A history of fewer than 10 steps has no harm."""
+"""The share of harms (see ``harm.py``) among the steps. Histories of fewer than 10 steps contain no harms."""
 DIRECTORY_EVERY = 4
-"""Of each group of this many successive histories, only the last history gives ipvsproxy a directory of manifests. All other
+"""In each group of this many successive histories, the last history gives ipvsproxy a directory of manifests. All other
 histories give ipvsproxy an API server."""
 DIRECTORY_TROUBLES = [Trouble.GARBAGE_FILE, Trouble.UNREADABLE_FILES]
 SERVER_TROUBLES = [kind for kind in Trouble if kind not in DIRECTORY_TROUBLES]
@@ -44,7 +44,7 @@ MOMENTS: Mapping[Backend, Sequence[Moment]] = {
 the kernel may lack in tests of iptables. ``NATIVE_RULE`` hides only a table of iptables, so it does not affect the nftables
 backend."""
 MOVES = 2
-"""The number of moves of rules and sets between the backends in a history that begins with nftables."""
+"""How many times a history that begins with nftables moves rules and sets between the backends."""
 
 
 class Plan(NamedTuple):

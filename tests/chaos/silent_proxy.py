@@ -52,7 +52,7 @@ class SilentProxy:
                 try:
                     await asyncio.wait((down, up), return_when=asyncio.FIRST_COMPLETED)
                     if not is_flowing.is_set():
-                        await up  # the end of the server's connection stays hidden until the client ends its own
+                        await up  # the end of the server's connection stays hidden until the client ends its own connection
                 finally:
                     down.cancel()
                     up.cancel()

@@ -29,10 +29,10 @@ LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
 iptables and back."""
 MOMENTS = (Moment.FULL_RELOAD, Moment.LOCKED_RESTART, Moment.SILENT_PROXY)
 """The temporary conditions (see ``Moment``) that this history causes on the node. The first condition replaces the condition that
-was drawn from the seed. Each other condition is one more step at the end of the history."""
+was drawn from the seed. Each of the remaining conditions adds one step at the end of the history."""
 QUIET_POINTS = {Backend.IPTABLES: 11, Backend.NFTABLES: 14}
-"""The number of calls of ``wait_until_quiet``: one at the beginning, one after each step, and one inside each of two
-``MOMENTS``."""
+"""The number of calls of ``wait_until_quiet``: one at the beginning, one after each step, one in ``FULL_RELOAD``, and one in
+``SILENT_PROXY``."""
 
 
 def test_the_same_seed_gives_the_same_history_and_another_seed_gives_another_history() -> None:
@@ -44,7 +44,7 @@ def test_the_same_seed_gives_the_same_history_and_another_seed_gives_another_his
     assert live(1) != live(2)
 
 
-def test_all_changes_together_turn_the_first_objects_of_a_world_into_its_present_objects() -> None:
+def test_all_changes_of_a_world_applied_to_its_initial_objects_give_its_current_objects() -> None:
     world = World(random.Random(3))
     objects = dict(world.objects)
     for _ in range(200):
@@ -56,7 +56,7 @@ def test_all_changes_together_turn_the_first_objects_of_a_world_into_its_present
 
 
 @pytest.mark.parametrize("direct_return", [True, False])
-def test_tunnels_and_changing_nodes_occur_only_in_a_world_with_direct_return(
+def test_tunnels_occur_and_nodes_change_only_in_a_world_with_direct_return(
     monkeypatch: pytest.MonkeyPatch, *, direct_return: bool
 ) -> None:
     monkeypatch.setattr(kernel_state, "_interface_addresses", list)
@@ -71,7 +71,7 @@ def test_tunnels_and_changing_nodes_occur_only_in_a_world_with_direct_return(
     assert nodes == ({(), *others} if direct_return else {()})
 
 
-def test_a_few_histories_together_contain_every_kind_of_drift_harm_fault_trouble_and_moment() -> None:
+def test_a_few_histories_together_have_all_kinds_of_drift_harm_faults_troubles_and_bad_moments() -> None:
     drawn = [plan.draw(1, number, 15) for number in range(7)]
     assert {kind for one in drawn[:5] for kind in one.drifts} == set(drift.DRIFTS)
     assert {kind for one in drawn[:4] for kind in one.faults} == set(Kind)
@@ -87,7 +87,7 @@ def test_a_few_histories_together_contain_every_kind_of_drift_harm_fault_trouble
     assert plan.draw(2, 3, 15) != drawn[3]
 
 
-def test_only_histories_that_start_with_nftables_switch_backends() -> None:
+def test_a_history_switches_backends_if_and_only_if_it_starts_with_nftables() -> None:
     drawn = [plan.draw(1, number, 15, Backend.NFTABLES) for number in range(7)]
     assert [one.steps.count("move") for one in drawn] == [plan.MOVES] * 7
     assert all(len(one.steps) == 15 for one in drawn)

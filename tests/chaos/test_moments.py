@@ -33,11 +33,11 @@ FOUND: dict[Moment, str] = {
     Moment.SILENT_PROXY: "differs from the model after 60 s",
     Moment.FULL_RELOAD: "the program has ended",
 }
-"""A regular expression for each ``Moment`` against which the program has a removable fix. If the fix is removed, the suite must
+"""A regular expression for each ``Moment`` whose fix the tests can remove from the program. If the fix is removed, the suite must
 report a violation that matches the regular expression."""
 SLOWLY_FOUND = set(FOUND) - {Moment.FULL_RELOAD}
-"""If the program's fix for one of these kinds of bad moments is removed, the suite notices this only after half a minute or more.
-The history first waits for an event that never happens."""
+"""The suite needs half a minute or more to notice that the program lacks its fix for one of these bad moments.
+Until then, the test waits for a state that the program never reaches without the fix."""
 
 
 @pytest.fixture(scope="module", name="node")
@@ -52,12 +52,12 @@ def live_through(node: lab.Lab, directory: Path, *kinds: plan.Special, without: 
     return figures
 
 
-def test_each_bad_moment_has_a_function_and_each_removable_fix_has_an_expected_violation() -> None:
+def test_each_bad_moment_has_a_function_and_a_violation_is_expected_for_each_fix_to_be_removed() -> None:
     assert set(bad_moments.ACTS) == set(Moment)
     assert set(broken.WITHOUT_MEND) == set(FOUND)
 
 
-def test_every_bad_moment_trouble_and_harm_has_a_name_on_the_command_line() -> None:
+def test_each_bad_moment_each_trouble_and_each_harm_has_a_name_on_the_command_line() -> None:
     assert set(plan.KINDS.values()) == {*Moment, *Trouble, *HARMS}
     assert plan.name_of(plan.KINDS["stopped-clear-ipvs"]) == "stopped-clear-ipvs"
     assert plan.only(Moment.STALLED_LOG, HARMS[0]).steps == ["moment", "harm"]

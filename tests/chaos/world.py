@@ -29,7 +29,7 @@ DIRECT_RETURN = "ipvsproxy.io/direct-return"
 
 
 class Key(NamedTuple):
-    """The kind and name of an object; all are in the namespace ``default``."""
+    """The kind and name of an object; all objects are in the namespace ``default``."""
 
     kind: str
     name: str
@@ -65,9 +65,9 @@ HELD = (*(question for question in QUESTIONS if question.protocol == "TCP"), Que
 def anchors() -> Iterator[Object]:
     """The Node and the Services that never change, with their endpoints.
 
-    If a client sends requests to several Services, these Services share no endpoint. IPVS assigns an answer to a connection by
-    the client's address and port and by the endpoint. If two connections from one client port went through two virtual servers to
-    one endpoint, one of them would lose its answers.
+    If a client sends requests to several Services, these Services share no endpoint. To find the connection to which an answer
+    belongs, IPVS uses the client's address and port, and the endpoint. If two connections from one client port went through two
+    virtual servers to one endpoint, one of them would lose its answers.
     """
     addresses = [{"type": "InternalIP", "address": address} for address in ("172.18.0.2", "fc00:f853:ccd::2")]
     yield _object("v1", "Node", {"name": NODE}, status={"addresses": addresses}, spec={"podCIDR": "10.244.0.0/24"})
@@ -129,7 +129,7 @@ class World:
                 return self._replace(f"{what} of {name}", name, self._random_slices(name, service))
 
     def _change_node(self) -> tuple[str, list[Object], list[Key]]:
-        """Add another Node, change its annotation, or delete it."""
+        """Add or delete one of ``OTHER_NODES``, or change the annotation of this Node."""
         name = self._dice.choice(list(OTHER_NODES))
         what = self._dice.choice(["with direct return", "with direct return", "without direct return", "deleted"])
         key = Key("Node", name)

@@ -214,7 +214,7 @@ def test_a_table_that_iptables_cannot_print_is_reported_as_a_problem(kernel: Fak
     assert "table nat holds rules of nft" in problem
 
 
-def test_cleanup_asks_about_another_running_proxy_if_removed_objects_come_back(kernel: FakeKernel) -> None:
+def test_cleanup_asks_whether_a_proxy_still_runs_if_a_removed_object_comes_back(kernel: FakeKernel) -> None:
     class Restless(FakeKernel):
         def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
             outcomes = super().apply(operations)

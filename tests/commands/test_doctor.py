@@ -129,7 +129,8 @@ def test_doctor_reports_ok_for_every_topic_on_a_node_without_faults() -> None:
         ({"chains": LEFT}, Level.WARN, "kube-proxy", "iptables mode (2 chains)"),
         ({"tables": (left_tables.LEFT,)}, Level.WARN, "kube-proxy", "nftables mode (ip kube-proxy)"),
         ({"tables": (NAMESAKE,)}, Level.WARN, "kube-proxy", "only has the name of kube-proxy's: it has no map service-ips"),
-        # ipvsproxy accepts no packets to Services at the hook input, so doctor warns about chains that refuse packets there
+        # No rule of ipvsproxy accepts packets to Services at the hook input. Therefore doctor warns about chains that refuse
+        # packets there.
         ({"tables": (INPUT,)}, Level.WARN, "firewall", "the chain INPUT of the table ip filter (hook input) refuses"),
         ({"tables": (FIREWALLD,)}, Level.WARN, "firewall", "table inet firewalld (hook input) refuses connections to Services"),
         ({"listeners": {10256: "kube-proxy (process 7)"}}, Level.WARN, "ports", "health port 10256 is held by kube-proxy"),
@@ -155,7 +156,7 @@ TABLE, IPSET = "nftables still holds the table inet ipvsproxy", "iptables still 
         (["--rules-backend=auto"], Backend.NFTABLES, "no PATH", IPSET, f"{IPSET}|nftables (--rules-backend=auto: no PATH)"),
     ],
 )
-def test_doctor_names_the_flag_that_chooses_a_backend_if_objects_of_the_other_backend_exist(
+def test_if_the_unused_backend_has_our_objects_doctor_names_the_flag_that_chose_the_backend(
     flags: list[str], used: Backend, why: str, left: str, expected: str
 ) -> None:
     (found,) = _judge(*flags, backend=BackendChoice(used, why), other_backend=left)
@@ -237,7 +238,7 @@ def test_doctor_finds_no_fault_on_a_fresh_node_whose_modules_can_be_loaded() -> 
         ({"sysctls": {"net/ipv6/conf/lo/disable_ipv6": "1"}}, Level.WARN, "net/ipv6/conf/lo/disable_ipv6 is not 0"),
     ],
 )
-def test_doctor_reports_what_prevents_the_use_of_local_routes_if_local_routes_are_configured(
+def test_doctor_reports_obstacles_to_local_routes_only_if_local_routes_are_configured(
     facts: dict[str, Any], level: Level, said: str
 ) -> None:
     (finding,) = _judge("--ipvs-vip-binding=routes", **facts)
@@ -256,7 +257,7 @@ def test_doctor_reports_local_routes_only_if_the_configuration_does_not_use_loca
     assert "kube-proxy would leave them" in finding.remedy
 
 
-def test_doctor_reports_a_configuration_field_without_an_address_of_a_served_family() -> None:
+def test_doctor_reports_node_port_addresses_with_only_loopback_addresses_of_a_served_family() -> None:
     assert _judge("--nodeport-addresses=primary,localhost") == []
     (finding,) = _judge("--nodeport-addresses=localhost,10.0.0.0/8", unserved={})
     assert finding.text == "nodePortAddresses has only loopback addresses of IPv6, where IPVS serves no node ports"

@@ -120,7 +120,7 @@ async def test_the_list_marks_rows_of_other_programs_and_rows_that_no_service_de
     assert {line[72:] for line in lines[3:] if line.startswith("  ->")} == {""}
 
 
-async def test_the_command_list_marks_a_row_as_removed_if_the_row_vanishes_while_the_table_is_read() -> None:
+async def test_list_marks_a_row_as_removed_if_the_row_vanishes_while_the_table_is_read() -> None:
     kernel = await synced_kernel(*WEB)
     rows = _rows(kernel)
     kernel.virtual_servers.clear()
@@ -200,7 +200,7 @@ async def test_list_shows_which_endpoints_are_missing_from_the_kernel() -> None:
     assert "default/web:http (10.244.1.1:8080 is missing)" in [line[72:] for line in listing.render(document)]
 
 
-async def test_the_command_list_shows_the_service_of_a_firewall_mark_and_the_words_second_scope() -> None:
+async def test_list_shows_a_firewall_mark_with_its_service_and_the_words_second_scope() -> None:
     objects = (
         builders.node(),
         builders.service("shop", kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.7"], external_local=True),
@@ -225,7 +225,7 @@ async def test_list_prints_hostile_names_as_escaped_text(capsys: pytest.CaptureF
     assert all(character.isprintable() for character in output.replace("\n", ""))
 
 
-async def test_the_table_is_bare_and_named_is_false_in_json_if_service_names_are_unknown() -> None:
+async def test_if_service_names_are_unknown_list_prints_no_names_and_named_is_false_in_json() -> None:
     rows = _rows(await synced_kernel(*WEB))
     document = listing.table("node-a", rows)
     assert not document["named"]

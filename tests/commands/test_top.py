@@ -56,7 +56,7 @@ async def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-async def test_top_prints_the_node_and_its_services_with_rates_if_the_flag_once_is_given(
+async def test_top_with_the_flag_once_prints_the_node_and_its_services_with_rates(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     first, second, _, titles, web, dns = (await _shown(capsys, "--once")).splitlines()[-6:]
@@ -69,7 +69,7 @@ async def test_top_prints_the_node_and_its_services_with_rates_if_the_flag_once_
     assert dns.startswith("default/dns  it has no endpoints  ClusterIP ")
 
 
-async def test_top_filters_and_sorts_services_if_it_prints_them_only_once(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_top_with_the_flag_once_filters_and_sorts_services(capsys: pytest.CaptureFixture[str]) -> None:
     shown = await _shown(capsys, "--once", "--filter=10.244.0.", "--sort=name")
     assert [line.split()[0] for line in shown.splitlines()[-1:]] == ["default/web"]
 

@@ -31,7 +31,7 @@ def test_the_endpoints_column_counts_ready_draining_and_unused_endpoints_separat
     assert list(map(column.text, rows)) == ["3+1d-2", "3-2", "3"]
 
 
-def test_top_shows_above_the_table_whether_the_desired_state_is_in_force() -> None:
+def test_the_first_line_of_top_says_whether_the_desired_state_is_in_force() -> None:
     traffic = "31 active, 64 inactive  812 conn/s  12.3k pkt/s  9.9M B/s"
     facts = f"pending 0  failed 0  drifted 0  draining 1  {traffic}  synced 2.5 s ago in 12 ms"
     assert top_pictures.picture().lines == ("demo-node: in force", facts)

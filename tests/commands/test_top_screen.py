@@ -97,7 +97,7 @@ async def test_top_draws_its_first_picture_after_a_single_request() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_a_user_can_sort_filter_and_open_services_and_end_the_program_with_keys(size: tuple[int, int]) -> None:
+async def test_keys_can_sort_services_and_filter_services_and_open_a_service_and_end_the_program(size: tuple[int, int]) -> None:
     daemon = Daemon("demo/web", "demo/dns")
     app = _app(daemon)
     async with app.run_test(size=size) as pilot:
@@ -132,7 +132,7 @@ async def test_a_user_can_sort_filter_and_open_services_and_end_the_program_with
     ]
 
 
-async def test_pressing_a_sort_key_requests_the_order_of_this_key_from_the_daemon() -> None:
+async def test_pressing_a_key_for_a_sort_order_requests_this_order_from_the_daemon() -> None:
     daemon = Daemon("demo/web")
     async with _screen(daemon) as pilot:
         for key, asked in (

@@ -61,7 +61,7 @@ async def test_verify_reports_every_object_as_missing_on_an_empty_kernel() -> No
     )
 
 
-async def test_verify_prints_one_line_for_each_difference_with_service_and_desired_and_observed_value() -> None:
+async def test_verify_prints_each_difference_in_one_line_with_its_service_desired_and_observed_value() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[CLUSTER].settings = VirtualServerSettings("wrr")
     kernel.virtual_servers[CLUSTER].real_servers[HERE] = 0

@@ -189,7 +189,7 @@ def test_a_file_that_exhausts_or_crashes_parsers_is_refused(content: bytes) -> N
     assert file.read(content, "f").problems
 
 
-def test_the_value_of_a_known_setting_is_refused_if_one_of_its_keys_is_a_list_or_a_map() -> None:
+def test_a_known_setting_is_refused_if_a_key_in_its_value_is_a_list_or_a_map() -> None:
     text = "featureGates: {[a]: true}\nlogging: {vmodule: [{[a]: b}]}\nipvs: {? {a: b} : c}\n"
     assert [problem.partition(": must")[0][:2] for problem in problems_of_file(text)] == ["4:", "5:", "6:"]
 

@@ -47,7 +47,7 @@ def test_flags_that_kube_proxy_does_not_have_override_the_configuration_file() -
 
 
 @pytest.mark.parametrize("option", catalogue.OPTIONS["ipvsproxy's own options"], ids=lambda one: one.flag)
-def test_flags_that_only_ipvsproxy_has_cause_no_notice_if_a_configuration_file_is_given(option: Option) -> None:
+def test_flags_unknown_to_kube_proxy_cause_no_notice_if_a_configuration_file_is_given(option: Option) -> None:
     assert not from_file("", f"--{option.flag}={option.default}").notices
 
 

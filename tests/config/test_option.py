@@ -50,7 +50,7 @@ REFUSED: Sequence[tuple[Callable[[str], object], str, Sequence[str]]] = [
 
 
 @pytest.mark.parametrize(("parse", "rule", "text"), [(parse, rule, text) for parse, rule, texts in REFUSED for text in texts])
-def test_the_error_says_which_values_are_allowed_if_go_would_refuse_the_value_of_an_option(
+def test_a_value_that_go_would_refuse_causes_an_error_that_says_which_values_are_allowed(
     parse: Callable[[str], object], rule: str, text: str
 ) -> None:
     with pytest.raises(ValueError, match=rule):

@@ -127,7 +127,7 @@ def test_the_defaults_of_a_file_and_of_flags_differ_only_in_the_minimum_sync_per
     assert dataclasses.replace(by_file, engine=by_flags.engine, config_file="") == by_flags
 
 
-def test_a_bind_address_in_a_file_determines_the_family_of_the_servers_but_a_flag_does_not() -> None:
+def test_the_servers_take_their_family_from_the_bind_address_of_a_file_but_not_of_a_flag() -> None:
     by_file, by_flags = from_file("bindAddress: '::'"), from_flags("--bind-address=::")
     assert (by_file.servers.health, by_file.servers.metrics) == (listen("::", 10256), listen("::1", 10249))
     assert (by_flags.servers.health, by_flags.servers.metrics) == (listen("0.0.0.0", 10256), listen("127.0.0.1", 10249))

@@ -472,7 +472,7 @@ def test_a_family_whose_rules_cannot_be_written_at_the_start_is_still_served() -
     ]
 
 
-async def test_a_step_of_the_start_that_fails_once_is_retried(bare: pytest.MonkeyPatch) -> None:
+async def test_a_failed_step_of_the_start_is_tried_again_and_each_failure_is_logged(bare: pytest.MonkeyPatch) -> None:
     bare.setattr(requirements, "DELAYS_S", (0.001, 0.001))
     error = KernelError(action="list addresses", errno=errno.ENOBUFS)
     ask = AsyncMock(side_effect=[error, error, "answered"])

@@ -29,8 +29,8 @@ end of a hanging process, and two attempts."""
 SHOWN_WITHIN_S = patience.seconds(120.0)
 """The longest wait, in seconds, for the report of a fault, or for the end of a start whose attempts all fail."""
 TOLD_WITHIN_S = 1.0
-"""The pause in seconds before the test looks for reports of a permanent failure, if everything is in force in spite of the
-failure."""
+"""The pause in seconds before the test looks for reports of a permanent failure. The test makes this pause only if everything is
+in force in spite of the failure."""
 TRIES = 3
 """The number of times that a failed step of the start is repeated in these tests, with pauses of 0.7 s in total. A usual start
 repeats the step for 21 s."""
@@ -64,8 +64,8 @@ class Ending(NamedTuple):
 
     ``status`` is the exit status of a process that has ended; None means that the process is running. ``missing`` are virtual
     servers that the start removed. ``removing`` are the acts that removed something from IPVS. ``lacking`` are the objects that
-    are not programmed at the end. ``shown`` are the metrics that report objects as not programmed or unreadable. ``warnings`` are
-    the log lines at the levels warning and error.
+    are not programmed at the end. ``shown`` are the metrics that report unreadable objects, or objects that are not programmed.
+    ``warnings`` are the log lines at the levels warning and error.
     """
 
     acts: Sequence[acts.Act]
@@ -232,7 +232,7 @@ def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
 
 
 def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str], warnings: Sequence[str]) -> list[str]:  # noqa: FBT001 - the arguments are the fields of ``Ending``
-    """The signs (a metric, the log, /healthz) that should show a fault because of the ``lacking`` objects, but show none."""
+    """The signs (a metric, the log, /healthz) that should report the ``lacking`` objects as a fault, but do not."""
     signs = {"a metric": bool(shown), "the log": bool(warnings)}
     if any(item.startswith(SHARED) for item in lacking):  # a missing object of one Service does not make the node unhealthy
         signs["/healthz"] = not is_healthy
@@ -240,7 +240,7 @@ def silent_signs(lacking: Sequence[str], is_healthy: bool, shown: Sequence[str],
 
 
 def orders(done: Sequence[acts.Act]) -> Iterator[acts.Order]:
-    """All failures that are tried in a start with these acts.
+    """All failures to try, for a start that performs these acts.
 
     Each failure makes one act fail at its first occurrence, at its last occurrence, or at every occurrence.
     """

@@ -3,8 +3,8 @@
 If an act fails once, nothing is removed, and everything is programmed.
 
 Several acts fail in the same start, because a separate start for each act would take too long. If an act fails at every attempt,
-either everything is programmed nevertheless or a fault is reported. ``scripts/faults`` tries each act, each occurrence of the
-act, and each kind of failure in a separate start.
+either everything is programmed nevertheless or a fault is reported. ``scripts/faults`` makes only one act fail in each start. It
+tries each act with each kind of failure, at the first, the last and every occurrence.
 """
 
 import subprocess
@@ -17,8 +17,8 @@ from tests.faults import acts, starts
 pytestmark = [pytest.mark.kernel]
 
 STARTS = 10
-"""The number of starts over which the failing acts are spread. Each start gets every tenth act, so that acts of the same step
-fail in different starts: a start repeats a failed step only a few times."""
+"""The number of starts over which the failing acts are spread. A start repeats a failed step only a few times, so acts of the
+same step should fail in different starts. Therefore each start gets every tenth act."""
 
 ALWAYS = (
     "process iptables-legacy-save",
@@ -73,7 +73,7 @@ def test_the_failure_is_reported_and_nothing_is_removed_if_an_act_always_fails(n
     fail(node, acts.Order(name, acts.failures(name)[0], 0))
 
 
-def test_nothing_is_removed_if_a_reading_succeeds_first_and_fails_later(node: starts.Node) -> None:
+def test_nothing_is_removed_if_the_first_reading_succeeds_and_the_second_fails(node: starts.Node) -> None:
     fail(node, *(acts.Order(name, "refused", 2) for name in READINGS))
 
 

@@ -1,4 +1,4 @@
-"""Functions that apply operations to a driver, return the outcomes, and run programs."""
+"""Functions that apply operations to a driver and return the outcomes, and a function that runs a program."""
 
 import subprocess
 from collections.abc import Sequence

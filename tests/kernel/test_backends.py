@@ -42,7 +42,7 @@ def test_a_refused_removal_of_a_set_is_an_error_unless_the_kernel_says_that_the_
 
 
 @pytest.mark.parametrize("present", [(), ("KUBE-IPVS-IPS", "KUBE-CLUSTER-IP")])
-def test_remove_ipsets_logs_its_removals_and_removes_kube_ipvs_ips_before_kube_cluster_ip(
+def test_removed_ipsets_are_logged_and_kube_ipvs_ips_is_removed_before_kube_cluster_ip(
     present: Sequence[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed: list[str] = []
@@ -65,7 +65,7 @@ def test_no_set_is_removed_if_ipset_is_not_loaded(tmp_path: pathlib.Path) -> Non
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-def test_a_set_that_a_rule_still_uses_is_only_emptied_and_remove_ipsets_returns_its_name() -> None:
+def test_remove_ipsets_only_empties_a_set_that_a_rule_uses_and_returns_the_name_of_the_set() -> None:
     for words in (
         ("ipset", "create", "KUBE-NODE-IP", "hash:ip"),
         ("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port"),

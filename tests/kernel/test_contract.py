@@ -57,7 +57,7 @@ JUMPS = (Jump("filter", "OUTPUT", FILTER.chain, "kubernetes ipvs access filter")
 
 
 class Kernel(loop_kernel.Kernel, loop_kernel.ReadableKernel, Interface):
-    """A kernel object with the interface that the reconcile loop and the commands use."""
+    """A real or fake kernel, with the interface that the reconcile loop and the commands use."""
 
 
 @pytest.fixture(params=["fake", *(pytest.param(one.value, marks=pytest.mark.kernel) for one in BACKENDS)])
@@ -533,7 +533,7 @@ def test_each_of_several_entries_has_a_separate_outcome_if_one_entry_is_refused(
 
 
 @pytest.mark.parametrize("kind", [BoundAddresses, LocalRoutes])
-def test_each_added_address_or_route_has_a_separate_outcome_even_if_one_existed_before(
+def test_each_added_address_or_route_has_its_own_outcome_even_if_one_of_them_already_existed(
     kernel: Kernel, kind: type[BoundAddresses | LocalRoutes]
 ) -> None:
     """When the kernel removes a primary address, it removes the secondary addresses of the same range, too.
@@ -562,7 +562,7 @@ exist."""
 
 
 @pytest.mark.parametrize("number", MISSING, ids=errno.errorcode.get)
-def test_each_of_several_objects_is_refused_if_an_object_that_it_needs_does_not_exist(kernel: Kernel, number: int) -> None:
+def test_an_operation_is_refused_for_each_of_its_objects_if_the_object_they_need_is_missing(kernel: Kernel, number: int) -> None:
     outcomes = apply(kernel, Verb.ADD, MISSING[number])
     assert [outcome.operation for outcome in outcomes] == list(one_by_one([Operation(Verb.ADD, MISSING[number])]))
     assert {outcome.errno for outcome in outcomes} == {number}
@@ -647,7 +647,7 @@ def test_a_virtual_server_of_another_program_is_not_changed_if_a_firewall_mark_i
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_new_backend_copies_the_former_sets_and_keeps_former_sets_in_nftables_up_to_date(
+def test_a_new_backend_copies_the_old_sets_and_iptables_also_updates_the_old_nftables_sets(
     network_namespace: None, backend: Backend
 ) -> None:
     skip_without_nftables()
@@ -662,7 +662,7 @@ def test_a_new_backend_copies_the_former_sets_and_keeps_former_sets_in_nftables_
         assert real.inherit_sets([Family.IPV6]) == len(real.former_entries([Family.IPV6])) == 0
         assert set(real.former_entries([Family.IPV4])) == {marked, node_port, of_addresses}
         expected = {marked.set: {marked}, node_port.set: {node_port}}
-        if backend is Backend.IPTABLES:  # writing the iptables rules may be delayed, and until then the rules in nftables apply
+        if backend is Backend.IPTABLES:  # the nftables rules apply until the iptables rules are written, which may be delayed
             expected[of_addresses.set] = {of_addresses}
         assert real.inherit_sets(tuple(Family)) == len(expected)
         assert sets(real) == expected

@@ -96,7 +96,7 @@ def test_facts_that_cannot_be_read_are_reported() -> None:
     assert facts._attempt(fail, "") == ("", ("read the tables: the answer is incomplete",))
 
 
-def test_doctor_reports_that_an_iptables_program_cannot_run_and_not_that_its_tables_are_absent(
+def test_an_iptables_program_that_cannot_be_started_is_reported_but_one_that_fails_is_not(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_program(tmp_path, "iptables-save", "echo '*nat'")
@@ -136,7 +136,7 @@ COMMIT
 """
 
 
-def test_doctor_finds_rules_that_run_before_ipvs_and_the_mark_bits_that_these_rules_write() -> None:
+def test_rules_that_may_change_marks_before_ipvs_are_found_with_the_bits_that_they_write() -> None:
     assert [(rule.text.split()[1], rule.text.split()[3], rule.bits) for rule in facts.mark_rules(SAVED)] == [
         ("mangle", "PREROUTING", 0x80),
         ("mangle", "OUTPUT", facts.ALL_BITS),

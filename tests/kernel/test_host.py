@@ -188,7 +188,8 @@ def test_a_required_kernel_setting_must_be_on_or_writable(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, value: str, writable: bool, is_missing: bool
 ) -> None:
     write_settings(tmp_path, value)
-    monkeypatch.setattr(os, "access", lambda _path, _mode: writable)  # os.access returns False for root only on a read-only mount
+    # for root, os.access returns False only on a read-only mount
+    monkeypatch.setattr(os, "access", lambda _path, _mode: writable)
     found = host.missing_settings(tmp_path)
     assert len(found) == (len(INDISPENSABLE_SETTINGS) if is_missing else 0)
     assert all("--init-only" in one.remedy for one in found)

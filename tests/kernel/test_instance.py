@@ -1,6 +1,6 @@
 """The lock of a node: which process gets the lock and which process is refused.
 
-Also covers sockets of other programs that have the same name as the lock.
+Also covers other programs' sockets that have the name of the lock.
 """
 
 import contextlib
@@ -113,7 +113,7 @@ def test_a_process_that_has_bound_the_name_of_the_lock_is_asked_again_until_it_l
             instance.Instance(NAME)
 
 
-def test_connections_of_refused_processes_can_be_closed_to_make_room_for_new_connections() -> None:
+def test_dismiss_closes_the_waiting_connections_of_processes_whose_start_was_refused() -> None:
     with contextlib.closing(instance.Instance(NAME)) as first:
         for _ in range(3):
             with pytest.raises(KernelError):

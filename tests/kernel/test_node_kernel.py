@@ -204,7 +204,7 @@ def test_only_consecutive_operations_of_one_driver_are_applied_together(kernel: 
     assert [outcome.surprise for outcome in outcomes] == [True, True, False, False, True], "outcomes are the drivers' own"
 
 
-def test_only_the_operations_of_a_driver_fail_if_that_driver_raises_an_exception(kernel: Kernel) -> None:
+def test_if_a_driver_raises_an_exception_only_the_operations_of_this_driver_fail(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     outcomes = new_node().apply(operations(ITEMS["ipvs"][0], ENTRIES, ITEMS["ipset"][1], ITEMS["sysctls"][0]))
     assert [bool(outcome.error) for outcome in outcomes] == [False, True, True, False]
@@ -225,7 +225,7 @@ def test_each_call_of_a_driver_is_reported_with_its_outcomes_and_its_duration(ke
 
 @pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
 @pytest.mark.parametrize("by_interface", [True, False])
-def test_the_missing_feature_arrival_behind_ipvs_is_reported_only_if_nftables_rules_need_it(
+def test_arrival_behind_ipvs_is_reported_as_missing_only_if_nftables_rules_need_this_feature(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, backend: Backend, *, by_interface: bool
 ) -> None:
     del kernel
@@ -406,7 +406,7 @@ def test_only_the_requested_sets_and_settings_and_the_rules_of_the_requested_fam
     assert observed.skeletons == {Family.IPV6: IMAGES[Family.IPV6]}
 
 
-def test_addresses_of_other_interfaces_can_be_read_separately_and_a_failed_reading_raises_an_error(kernel: Kernel) -> None:
+def test_interface_addresses_can_be_read_alone_and_a_failed_reading_raises_an_error(kernel: Kernel) -> None:
     target = new_node()
     assert target.interface_addresses() == (ON_ETH0,)
     assert set(kernel.asked) == {"addresses"}

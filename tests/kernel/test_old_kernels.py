@@ -1,7 +1,7 @@
 """Drivers and the whole program on a real kernel whose answers are changed to the answers of an older kernel.
 
-If ipvsproxy has a workaround, the kernel must reach the desired state. If ipvsproxy has no workaround, the reason of its refusal
-must be a readable sentence.
+If ipvsproxy has a workaround, the kernel must reach the desired state. If ipvsproxy has no workaround, it must say in a readable
+sentence why it refuses.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ def test_an_old_kernel_accepts_all_sets_and_entries_of_all_protocols() -> None:
 
 
 OLDEST = "4.18"
-"""The oldest supported version of Linux. No later version lacks a feature that this version has."""
+"""The oldest supported version of Linux. Every later version has all features of this version."""
 
 
 @pytest.fixture

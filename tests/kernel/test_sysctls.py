@@ -34,7 +34,7 @@ def test_settings_that_do_not_exist_are_omitted_when_settings_are_read(root: pat
     assert SysctlDriver(root).observe(["net/ipv4/none", FORWARD]) == {FORWARD: "0"}
 
 
-def test_settings_that_the_process_is_not_permitted_to_read_are_omitted_when_settings_are_read(
+def test_a_reading_omits_settings_that_the_process_is_not_permitted_to_read(
     root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pathlib.Path, "read_text", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
@@ -98,7 +98,7 @@ RP_FILTER = Sysctl("net/ipv4/conf/all/rp_filter", "0", for_tunnels=True)
 
 @pytest.fixture
 def tunnel(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The folder of settings, with a file in place of the alias of the tunnel device."""
+    """The folder of settings. Its file ``ifalias`` stands in for the alias of the tunnel device."""
     alias = root / "ifalias"
     alias.write_text("\n")
     monkeypatch.setattr(sysctls, "TUNNEL_RECORD", str(alias))

@@ -112,7 +112,7 @@ async def test_a_call_never_runs_if_it_is_cancelled_before_it_begins(thread: Ker
     assert target.calls == [1, 3]
 
 
-def test_the_thread_continues_if_the_event_loop_of_a_call_is_closed_before_the_result_arrives() -> None:
+def test_the_thread_continues_if_a_caller_closes_its_event_loop_before_the_result_arrives() -> None:
     kept: list[KernelThread[Target]] = []
     left: list[asyncio.Task[int]] = []
 
@@ -166,7 +166,7 @@ async def test_a_slow_call_is_logged_once_while_it_is_still_running(monkeypatch:
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 60)
     await thread.call(note(2))
     assert slow.locked(), "neither a second time, nor for a call that is over"
-    thread._watch(thread._ended)  # the timer would call this method
+    thread._watch(thread._ended)  # the test calls this method in place of the timer
     assert thread._timer is None, "nothing is awaited"
     thread.stop()
 
@@ -204,7 +204,7 @@ async def test_a_slow_call_is_logged_even_if_its_caller_was_cancelled(monkeypatc
     slow.clear()
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 60)
     await thread.call(note(2))
-    thread._watch(thread._ended)  # the timer would call this method
+    thread._watch(thread._ended)  # the test calls this method in place of the timer
     assert not slow.is_set(), "a call that was given up before it began is none that runs"
     thread.stop()
 

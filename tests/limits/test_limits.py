@@ -1,4 +1,4 @@
-"""Covers a node under traffic that reaches one of its limits: the node still serves Services, and applies changes of Services.
+"""Covers a node under traffic and at one of its limits: it still serves Services, and applies their changes.
 
 ``/livez`` still answers, and SIGTERM ends the program.
 """
@@ -164,7 +164,7 @@ def _working_node(laboratory: lab.Lab, directory: Path, starter: tuple[str, ...]
         pytest.param((_full_disk, _processes, _memory), (), id="disk, processes and memory"),
     ],
 )
-def test_a_node_at_a_limit_serves_and_changes_services_answers_livez_and_obeys_sigterm(
+def test_at_a_limit_services_are_served_and_changed_and_livez_and_sigterm_still_work(
     laboratory: lab.Lab, limits: tuple[Limit, ...], starter: tuple[str, ...], tmp_path: Path
 ) -> None:
     """The limits are tested one after the other.
@@ -256,7 +256,7 @@ def _flush(running: Cluster) -> None:
 
 
 def _has_rules(running: Cluster) -> bool:
-    """Whether the chain and the set have any contents."""
+    """Whether both the chain ``KUBE-SERVICES`` and the set ``KUBE-CLUSTER-IP`` have contents."""
     command = "iptables -t nat -S KUBE-SERVICES"
     if cluster.BACKEND is Backend.NFTABLES:
         command = "nft list chain inet ipvsproxy IPv4-nat-KUBE-SERVICES"

@@ -7,7 +7,7 @@ from ipvsproxy.model.kind import KINDS, DriverName, KernelKind
 from ipvsproxy.model.plan import Item
 
 
-def test_every_class_of_kernel_objects_and_every_driver_has_a_kind() -> None:
+def test_every_class_of_kernel_objects_has_a_kind_and_every_driver_has_at_least_one_kind() -> None:
     assert KINDS.keys() == set(typing.get_args(Item))
     assert {declared.driver for declared in KINDS.values()} == set(DriverName)
 

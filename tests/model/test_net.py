@@ -67,7 +67,7 @@ def test_an_invalid_address_is_rejected_and_quoted_in_shortened_form(text: str) 
 
 
 @hypothesis.given(st.text(max_size=24) | st.text("0123456789abcdef.:/", max_size=24))
-def test_any_text_is_parsed_as_an_address_or_range_or_raises_value_error(text: str) -> None:
+def test_parsing_any_text_as_an_address_or_range_raises_no_error_except_value_error(text: str) -> None:
     for read in (parse_address, parse_network):
         try:
             read(text)
@@ -152,6 +152,6 @@ def test_an_address_is_printed_in_the_form_that_operators_write() -> None:
     assert str(Network(Address(bytes(4)), 0)) == "0.0.0.0/0"
 
 
-def test_families_and_protocols_have_the_numbers_of_the_kernel_and_the_names_of_the_api_and_ipset() -> None:
+def test_numbers_match_the_kernel_family_labels_match_the_api_and_protocol_labels_match_ipset() -> None:
     assert [(int(family), family.label, family.bits) for family in Family] == [(2, "IPv4", 32), (10, "IPv6", 128)]
     assert [(int(protocol), protocol.label) for protocol in Protocol] == [(6, "tcp"), (17, "udp"), (132, "sctp")]

@@ -68,7 +68,7 @@ def test_a_change_of_unpacked_weights_does_not_affect_the_packed_weights() -> No
     assert len(NO_REAL_SERVERS) == 0
 
 
-def test_even_weights_cannot_be_hashed_and_never_equal_a_list() -> None:
+def test_an_even_weights_object_cannot_be_hashed_and_never_equals_a_list() -> None:
     packed = EvenWeights.of([builders.backend("10.0.0.1")])
     assert not operator.eq(packed, [builders.backend("10.0.0.1")])
     with pytest.raises(TypeError):

@@ -49,7 +49,8 @@ class Question(NamedTuple):
     def is_of(self, binding: Binding) -> bool:
         """Whether the tests send this request when Service addresses become local by the given method.
 
-        With local routes, only some rows are tested, and only over TCP, because an address becomes local for all protocols alike.
+        With local routes, the tests send only requests over TCP whose row has ``is_of_every_kind``. TCP suffices because an
+        address becomes local for all protocols alike.
         """
         return binding is not Binding.ROUTES or (self.protocol == "TCP" and self.row.is_of_every_kind)
 

@@ -18,7 +18,7 @@ Client = tuple[str, str, str, Family]
 
 
 def clients(*pairs: tuple[str, str]) -> list[Client]:
-    """For each pair of a client and an address: four clients, one for each combination of TCP or UDP and IPv4 or IPv6."""
+    """Four clients for each pair of a client and an address: with TCP and UDP, each over IPv4 and IPv6."""
     return [(from_, protocol, to, family) for from_, to in pairs for protocol in ("TCP", "UDP") for family in Family]
 
 

@@ -122,7 +122,7 @@ def _sources(running: Cluster, family: Family) -> list[str]:
 
 @mainly_ipv6
 def test_connections_survive_a_change_of_the_scheduler_under_load(running: Cluster, family: Family) -> None:
-    """While the scheduler changes, a kernel with several processors has no scheduler for milliseconds and refuses new clients."""
+    """A kernel with several processors refuses new clients for the milliseconds between two schedulers."""
     running.have(_web(*PODS))
     to = cluster.address("cluster 1", family)
     kept = running.lab.open("p2", "TCP", to, 80)

@@ -103,7 +103,7 @@ def test_a_start_with_the_other_backend_recognises_the_virtual_servers_that_a_ki
         "insert rule inet ipvsproxy IPv4-filter-INPUT accept",
     ],
 )
-def test_a_notification_from_the_kernel_is_enough_to_repair_drift_by_another_program(
+def test_a_notification_from_the_kernel_is_enough_to_repair_what_another_program_has_changed(
     laboratory: lab.Lab, tmp_path: Path, command: str
 ) -> None:
     """No audit and no poll happens during this test."""

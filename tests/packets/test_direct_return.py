@@ -101,7 +101,7 @@ def test_open_connections_survive_the_failure_of_the_node_at_which_their_packets
 
 
 def test_a_tunnelled_packet_for_a_removed_endpoint_is_refused_and_not_forwarded_through_another_tunnel(three: Three) -> None:
-    """The third node has no running program, so it still sends packets to the second node, whose endpoint was removed.
+    """Without its program, the third node still sends packets to the second node, whose endpoint was removed.
 
     In the API, the endpoint is now on the third node, so the second node sends packets of outside clients to the third node.
     """
@@ -140,13 +140,13 @@ _SAMPLE = 1000
     ],
     ids=["2", "3", "10", "50"],
 )
-def test_two_nodes_of_entry_send_most_clients_to_the_same_node_with_endpoints(
+def test_most_clients_still_reach_the_same_node_with_endpoints_through_another_node_of_entry(
     three: Three, count: int, moved_at_most: float, ports: range
 ) -> None:
     """The more nodes have endpoints, the fewer clients are sent to another node after a change.
 
-    The IPVS connection tables of two nodes of entry show to which node each of the two sent a client's datagrams. Most nodes with
-    endpoints exist only in the API, so datagrams to them get no answer.
+    A node of entry records in its IPVS connection table to which node it sent a client's datagrams. The test reads the tables of
+    two nodes of entry. Most nodes with endpoints exist only in the API, so datagrams to them get no answer.
 
     ``count`` nodes have endpoints. The client changes its node of entry three times. At the first change, the new node of entry
     has an endpoint. At the second change, the new node of entry has no endpoint. During the third change, a node with an endpoint

@@ -32,9 +32,7 @@ PORTS = range(21000, 21012)
 
 
 @pytest.mark.parametrize("entry", [pytest.param(one, marks=[] if one == "third" else patience.THOROUGH) for one in ENTRIES])
-def test_endpoints_see_the_client_address_and_answer_directly_if_service_addresses_are_local_routes(
-    three: Three, entry: str
-) -> None:
+def test_endpoints_see_the_client_address_and_answer_directly_if_addresses_have_local_routes(three: Three, entry: str) -> None:
     check_each_protocol(three, entry)
 
 
@@ -119,8 +117,8 @@ def test_no_request_or_connection_fails_while_a_node_is_drained_by_weights_or_by
 def _losing_nothing(three: Three) -> Iterator[list[lab.Connection]]:
     """Fail if a request to the Service fails or an open connection is lost.
 
-    The ``with`` block gets a list, and adds the connections that it opens to this list. All connections are TCP connections,
-    because ipvsproxy removes endpoints of UDP and SCTP at once, like kube-proxy.
+    The ``with`` block gets an empty list, and adds to the list each connection that the block opens. All connections are TCP
+    connections, because ipvsproxy removes endpoints of UDP and SCTP at once, like kube-proxy.
     """
     held: list[lab.Connection] = []
     with contextlib.ExitStack() as loading:
@@ -191,8 +189,8 @@ def test_large_transfers_through_a_tunnel_succeed_in_both_directions(three: Thre
 
 
 MOVED_AT_MOST = 1 / 3
-"""The largest share of open connections that may end when the client's packets move from a node of entry without endpoints to a
-node of entry with endpoints."""
+"""If the client's packets move to a node of entry with endpoints, at most this share of open connections may end. The former node
+of entry has no endpoints."""
 
 
 def test_most_open_connections_survive_when_the_client_changes_to_a_node_with_endpoints(three: Three) -> None:

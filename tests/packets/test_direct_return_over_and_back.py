@@ -1,7 +1,7 @@
 """A node takes over from kube-proxy with direct return turned on, and goes back to kube-proxy, under load.
 
-The recorded state of kube-proxy replaces kube-proxy, as in ``test_over_and_back.py``. The other node of the cluster always has
-direct return.
+kube-proxy does not run; as in ``test_over_and_back.py``, the test writes kube-proxy's recorded state to the kernel. The other
+node of the cluster always has direct return.
 """
 
 import contextlib
@@ -54,8 +54,8 @@ def test_direct_return_leaves_nothing_on_a_node_that_goes_back_to_kube_proxy(tmp
     """The node returns to kube-proxy after ``cleanup --only=own`` or after a start with direct return off.
 
     Connections to other Services must continue. With rules in nftables, kube-proxy starts and writes its own rules before
-    ``cleanup --only=own`` is run. Finally, direct return is turned off on the other node, and the other node is cleaned up.
-    Without this cleanup, the other node's virtual servers by mark would stay until their connections are over.
+    ``cleanup --only=own`` is run. Finally, direct return is turned off on the cluster's other node, and this other node is
+    cleaned up. Without this cleanup, the other node's virtual servers by mark would stay until their connections are over.
     """
     three_nodes.load_tunnels()
     manifests = _write_manifests(tmp_path)
@@ -108,7 +108,7 @@ UP = (set(TUNNEL_DEVICES.values()), CHANGED)
 
 
 def _write_manifests(directory: Path) -> Path:
-    """Write the manifests of the node and, in another folder, the Services of the other node, all with direct return."""
+    """Write each node's manifests, with direct return, to a separate folder; return the folder of the first node."""
     manifests, others = directory / "manifests", directory / "others"
     for folder in (manifests, others):
         folder.mkdir()

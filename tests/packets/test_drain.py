@@ -22,7 +22,7 @@ def _weights(running: Cluster, family: Family) -> dict[str, int]:
     return running.real_servers("TCP", cluster.address("cluster 1", family), 80)
 
 
-def test_connections_survive_a_restart_and_the_return_of_the_endpoint_until_the_drain_deadline(
+def test_connections_survive_a_restart_and_a_returning_endpoint_but_not_the_drain_deadline(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     with Cluster(laboratory, tmp_path) as running:

@@ -56,8 +56,8 @@ MODES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
     NO_NETWORKS: (["--detect-local-mode=NodeCIDR"], {"p2": SHOWN, "host": HIDDEN, "client to here": SHOWN, "r2": SHOWN}),
 }
 ALIKE = ("cluster's networks", "another bridge", NO_NETWORKS)
-"""Modes that run only in a thorough test. ``test_services.py`` uses one of these modes. The rules of the other two differ from
-the rules of tested modes only in names and networks."""
+"""Modes that run only in a thorough test. ``test_services.py`` also runs in the first of these modes. The rules of the other two
+modes differ only in names and networks from the rules of modes that every run tests."""
 
 
 @pytest.fixture(scope="module", name="running")

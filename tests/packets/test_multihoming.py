@@ -1,7 +1,8 @@
 """SCTP clients with several addresses, served by IPVS: an association continues when its client changes its address.
 
-IPVS treats a packet from an unknown address as a new connection, and by default only an INIT chunk may open a connection. IPVS
-leaves all other packets to the node itself, which answers with an ABORT. The ABORT ends the association (loxilb-io/loxilb #384).
+IPVS treats a packet from an unknown address as a new connection, and by default only an INIT chunk may open a connection. If a
+packet from an unknown address has no INIT chunk, IPVS leaves the packet to the node itself, which answers with an ABORT. The
+ABORT ends the association (loxilb-io/loxilb #384).
 """
 
 from collections.abc import Iterator

@@ -175,7 +175,7 @@ def test_a_leftover_table_of_kube_proxy_gets_the_packets_of_services_until_the_n
     ],
     ids=["Docker with iptables", "Docker with nftables", "flannel", "kindnet"],
 )
-def test_services_work_next_to_rules_of_another_program_which_stay_unchanged(
+def test_services_work_next_to_rules_of_another_program_and_leave_these_rules_unchanged(
     laboratory: lab.Lab, tmp_path: Path, program: tuple[str, ...], rules: str
 ) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running:
@@ -200,7 +200,7 @@ def test_a_service_gets_the_packets_of_its_node_port_although_docker_publishes_t
         assert foreign(laboratory) == before
 
 
-def test_doctor_reports_that_docker_drops_forwarded_packets_if_its_chain_docker_user_is_empty(
+def test_if_the_chain_docker_user_is_empty_docker_drops_forwarded_packets_and_doctor_says_so(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     outside = Row("a pod reaches an endpoint of another node", "p2", "cluster 5", 0, ANSWERED, "r1", "p2", ("TCP",))
@@ -228,7 +228,7 @@ def with_host_ports(laboratory: lab.Lab, program: str) -> None:
 
 
 def reached(laboratory: lab.Lab) -> set[str]:
-    """The pods that answer the probes of port 80 of the Service's addresses.
+    """The pods that answer when port 80 of the Service's addresses is probed.
 
     If a probe gets no answer, the set contains the probe's outcome, such as ``timeout``, instead of a pod.
     """

@@ -128,9 +128,7 @@ def test_no_packet_is_sent_to_a_wrong_pod_when_endpoints_or_the_service_are_remo
 
 
 @mainly_ipv6
-def test_a_kernel_before_5_9_ends_a_connection_to_a_removed_real_server_when_a_packet_arrives(
-    running: Cluster, family: Family
-) -> None:
+def test_if_the_kernel_keeps_a_connection_to_a_removed_real_server_a_packet_ends_it(running: Cluster, family: Family) -> None:
     """Kernels before 5.9, and later kernels without ``expire_nodest_conn``, do not look for connections to a removed real server.
 
     With ``expire_nodest_conn``, a packet of such a connection is dropped, and ends the connection (``ip_vs_in_hook`` in

@@ -1,13 +1,13 @@
 """The migration from kube-proxy to ipvsproxy and back, step by step on one kernel, while clients send requests all the time.
 
 Each step runs commands exactly as docs/migration.md prints them. The first step checks the configuration. Then the test migrates
-by the label of the node, and returns. After that, it migrates in place, by a change of kube-proxy's own DaemonSet, and returns.
-``tests.support.one_node`` replaces the cluster. kube-proxy does not run. Instead, the test writes kube-proxy's recorded state to
-the kernel before ipvsproxy starts. After a return from nftables, the test writes kube-proxy's recorded rules and sets. The
-configuration file is that of kube-proxy, without additional fields. Additional flags turn on features of
+by a change of the node's label, and migrates back. After that, it migrates in place, by a change of kube-proxy's own DaemonSet,
+and returns. ``tests.support.one_node`` replaces the cluster. kube-proxy does not run. Instead, the test writes kube-proxy's
+recorded state to the kernel before ipvsproxy starts. After a return from nftables, the test writes kube-proxy's recorded rules
+and sets. The configuration file is that of kube-proxy, without additional fields. Additional flags turn on features of
 ipvsproxy: second scopes, and local routes or nftables. After each take-over, the test compares the virtual and real servers,
-except those of second scopes, with the recording. At the end, the test compares sets and addresses as well, and also rules,
-except those in iptables after local routes.
+except those of second scopes, with the recording. At the end, the test also compares sets and addresses. It compares rules too,
+unless ipvsproxy used iptables with local routes.
 
 The test does not cover kube-proxy itself, the update of a DaemonSet by a cluster, and commands that need a registry.
 """
@@ -185,7 +185,7 @@ def test_each_proxy_takes_over_the_objects_of_the_other_proxy(
 def _migrate(one: OneNode, proxies: Proxies) -> None:
     """Run each command of docs/migration.md.
 
-    The node moves to ipvsproxy and back twice: first the node's label changes, and then the proxy is replaced in place.
+    The node moves to ipvsproxy and back twice: the first time by its label, the second time by replacing the proxy in place.
     """
     fetch, check = _printed("2. ")
     beside, no_shadow = _printed("3. ")

@@ -45,9 +45,9 @@ def _start(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def have(running: cluster.Cluster, *manifests: Iterable[cluster.Manifest]) -> None:
     """Set the API's objects, and wait until they are programmed.
 
-    ``Cluster.have`` waits for one sync with Services. The removal of an interface by an earlier test causes a sync as well.
-    Therefore, this function twice adds a marker Service and waits until the marker Service is programmed. The sync of the second
-    marker begins only after the sync of the objects.
+    ``Cluster.have`` waits only for the next sync of changed Services. The removal of an interface by an earlier test causes a
+    sync as well. Therefore, this function adds a marker Service, waits until the marker is programmed, and then does the same
+    with a second marker. The sync of the second marker begins only after the sync of the objects.
     """
     objects = [*itertools.chain.from_iterable(manifests)]
     for number in itertools.islice(MARKERS, 2):
@@ -181,7 +181,7 @@ def test_k3s_servicelb_makes_other_nodes_unreachable_unless_a_workaround_is_conf
 
 
 def test_each_node_answers_arp_requests_for_addresses_of_load_balancers_if_strict_arp_is_off(start: Start) -> None:
-    """In layer 2 mode, MetalLB answers ARP requests itself, so MetalLB needs strict ARP. The next test is about kube-vip."""
+    """In layer 2 mode, MetalLB answers ARP requests itself, so MetalLB needs strict ARP. A later test covers kube-vip."""
     running = start()
     laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)
     have(running, service("web", 1, "p1", protocols=["TCP"], balancer=True))

@@ -108,7 +108,7 @@ def test_each_method_to_recognise_local_pods_lets_clients_of_the_node_reach_remo
             assert ask(running, "r2", "node", 30002, family).outcome == "timeout"
 
 
-def test_pods_outside_the_local_ranges_are_treated_as_by_kube_proxy_and_packets_of_outside_clients_are_dropped(
+def test_unrecognised_pods_are_served_as_by_kube_proxy_and_outside_clients_only_by_local_pods(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     """The node has no ``podCIDRs``, and no bridge with a network, as with Calico's own address management."""
@@ -217,8 +217,8 @@ def test_connections_survive_if_a_restart_changes_the_firewall_marks_or_turns_se
 FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
 """A virtual server of another program. The firewall mark of this virtual server uses bits of our marks."""
 BESIDE = re.compile(r"sysctl|flow")
-"""The kinds of differences and operations that this test ignores. A network namespace is not allowed to change the size of the
-connection table (a sysctl), and each start reads flows."""
+"""The kinds of differences and operations that this test ignores. ``sysctl``: a network namespace is not allowed to change the
+size of the connection table. ``flow``: each start reads flows."""
 
 
 def test_a_reload_switches_second_scopes_off_and_on_without_a_lost_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_a_host_process_reaches_all_endpoints_even_if_the_node_itself_has_the_lo
 
 
 def with_balancers(manifests: list[cluster.Manifest], *numbers: int) -> list[cluster.Manifest]:
-    """Returns the manifests with the load-balancer addresses of these numbers in the status of each Service."""
+    """Returns the manifests; the status of each Service has the load-balancer addresses with these numbers."""
     addresses = [cluster.address(f"balancer {number}", family) for number in numbers for family in Family]
     status = {"loadBalancer": {"ingress": [{"ip": one} for one in addresses]}}
     return [one | {"status": status} if one["kind"] == "Service" else one for one in manifests]

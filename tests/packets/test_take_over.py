@@ -5,8 +5,8 @@ kernel must have the state that kube-proxy left. The objects listed in ``golden/
 purpose, and ipvsproxy may rewrite them. With ``--ipvs-traffic-scopes=api``, ipvsproxy adds the objects of second scopes to the
 recorded state. Before the hand-back, ipvsproxy is started without this flag, and removes these objects.
 
-With the nftables backend, the take-over moves kube-proxy's rules and sets to nftables. Before the hand-back, a program with the
-iptables backend moves rules and sets back to iptables, under the same load.
+With the nftables backend, the take-over moves kube-proxy's rules and sets to nftables. Before the hand-back, ipvsproxy is started
+with the iptables backend, and moves rules and sets back to iptables, under the same load.
 """
 
 import contextlib

@@ -73,7 +73,7 @@ def test_every_address_stays_local_if_the_process_is_killed_during_a_switch_of_t
 
 
 def _one_by_one(node: simulation.SimulatedNode) -> list[Operation]:
-    """The operations that switch a node from the other binding to the binding of ``node``, in their order."""
+    """Returns, in order, the operations of a switch from the other binding to the binding of ``node``."""
     copy = running(OTHER[node.binding])
     copy.switch(node.binding)
     return copy.sync()
@@ -91,7 +91,7 @@ def test_each_binding_makes_an_address_local_only_after_its_virtual_server_exist
 
 
 @BINDINGS
-def test_with_each_binding_an_undesired_address_is_removed_after_its_virtual_server(binding: Binding) -> None:
+def test_each_binding_removes_an_undesired_address_only_after_its_virtual_server(binding: Binding) -> None:
     node = running(binding)
     node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, VirtualServer), times=1)
     node.remove("shop")
@@ -102,7 +102,7 @@ def test_with_each_binding_an_undesired_address_is_removed_after_its_virtual_ser
 
 
 @BINDINGS
-def test_changes_by_other_programs_are_reported_as_drift_and_repaired_with_either_binding(binding: Binding) -> None:
+def test_with_each_binding_changes_by_other_programs_are_reported_as_drift_and_repaired(binding: Binding) -> None:
     node = running(binding)
     held = {Binding.ADDRESSES: node.kernel.addresses, Binding.ROUTES: node.kernel.routes}
     stray = parse_address("10.96.7.7")

@@ -30,7 +30,7 @@ def test_the_first_three_drifts_of_an_object_are_repaired_without_delay() -> Non
     assert drifts.next_s() is None
 
 
-def test_the_delay_of_repairs_grows_only_to_a_bound_if_drift_keeps_returning() -> None:
+def test_if_drift_keeps_returning_repairs_are_delayed_by_5_s_and_then_always_by_10_s() -> None:
     waits = []
     for times in range(observation.FREE_HEALS + 1, observation.FREE_HEALS + 10):
         drifts, now = contested(times)

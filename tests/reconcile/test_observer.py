@@ -96,7 +96,7 @@ def beside_a_virtual_server_like_its_node_port() -> simulation.SimulatedNode:
     return node
 
 
-def test_a_copy_of_our_node_ports_virtual_server_is_foreign_if_it_appears_after_the_first_read() -> None:
+def test_a_virtual_server_like_our_node_port_is_foreign_if_it_appears_after_the_first_read() -> None:
     node = beside_a_virtual_server_like_its_node_port()
     node.observe()
     assert set(node.reconciler._tables.virtual_servers.foreign) == {ALIKE}
@@ -169,7 +169,7 @@ def test_virtual_servers_that_are_identical_python_objects_are_not_compared_agai
 
 
 def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
-    """Passes one part of a poll to the observer; the part contains these virtual servers."""
+    """Passes the virtual servers in ``told`` to the observer, as one part of a poll."""
     at_once(node.reconciler.observer.observing(Observation(some_virtual_servers=told), node.now))
 
 
@@ -198,7 +198,7 @@ def test_a_virtual_server_missing_in_an_audit_counts_as_gone_unless_it_was_writt
 def test_a_virtual_server_does_not_count_as_gone_if_a_change_of_it_fails_during_an_audit() -> None:
     """The audit does not see the virtual server, although it exists.
 
-    Another program may have replaced the virtual server while the audit read that part of the table.
+    While the audit read the virtual server's part of the table, another program may have replaced the virtual server.
     """
     node = running("10.244.0.1")
     node.reconciler.observer.begin_audit()

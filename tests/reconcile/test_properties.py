@@ -215,8 +215,8 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         elif (key, real_server) not in self.weightless_since_s:
             server.real_servers[real_server] = weight
 
-    # A process that has not read the virtual servers yet knows them only by their witnesses, so the test does not remove both
-    # witnesses.
+    # Until a process has read the virtual servers, it knows them only by their witnesses. Before that, the test does not remove
+    # both witnesses.
     @stateful.precondition(lambda self: not self.has_read_only_a_part)
     @stateful.rule(data=st.data())
     def somebody_changes_the_rest(self, data: st.DataObject) -> None:

@@ -170,7 +170,7 @@ def test_desired_weights_stay_unchanged_when_one_batch_adds_and_then_removes_a_r
     assert node.reconciler._tables.virtual_servers.observed[KEY].real_servers == {}
 
 
-def test_existing_real_servers_stay_observed_when_all_desired_real_servers_are_added_at_once() -> None:
+def test_a_draining_real_server_stays_observed_after_one_operation_adds_all_desired_ones() -> None:
     node = draining()
     table = node.reconciler._tables.virtual_servers
     added = Outcome(Operation(Verb.ADD, RealServers(KEY, table.desired[KEY].weights)))
@@ -182,7 +182,7 @@ def test_existing_real_servers_stay_observed_when_all_desired_real_servers_are_a
 
 
 @pytest.mark.checklist(102)
-def test_flows_are_cleaned_when_the_first_endpoint_appears_and_after_a_restart_but_not_for_later_endpoints() -> None:
+def test_flows_are_cleaned_after_a_restart_and_for_the_first_endpoint_but_not_for_the_second() -> None:
     node = simulation.SimulatedNode()
     cleanings = []
     for change in (dns(), dns("10.244.0.1"), dns("10.244.0.1", "10.244.0.2"), dns()):

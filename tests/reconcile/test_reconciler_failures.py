@@ -121,7 +121,7 @@ def test_an_operation_that_succeeds_after_a_failure_does_not_wake_the_loop() -> 
     assert node.reconciler.next_s() is None
 
 
-def test_real_servers_are_added_in_the_same_sync_as_their_virtual_server_after_failed_attempts() -> None:
+def test_if_the_third_attempt_adds_a_virtual_server_the_same_sync_adds_its_real_servers() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=2)
     node.put(*web("10.244.0.1"))
@@ -152,7 +152,7 @@ def test_a_sync_does_not_add_a_virtual_server_again_if_it_vanishes_during_the_sy
     assert [one.verb for one in added] == [Verb.ADD]
 
 
-def test_an_unwritable_setting_delays_no_other_operation_and_is_retried_when_its_value_changes() -> None:
+def test_an_unwritable_sysctl_delays_no_real_server_and_is_retried_if_its_kernel_value_changes() -> None:
     kernel = simulation.new_kernel()
     kernel.fail(lambda operation: isinstance(operation.item, Sysctl), errno.EROFS, times=2)
     node = simulation.SimulatedNode(kernel)

@@ -38,7 +38,7 @@ def weights(node: simulation.SimulatedNode) -> list[int]:
     return sorted(node.kernel.virtual_servers[KEY].real_servers.values())
 
 
-def test_some_undesired_real_servers_wait_with_weight_0_until_the_kernel_has_freed_removed_ones() -> None:
+def test_a_few_undesired_real_servers_are_removed_at_a_time_and_the_rest_wait_at_weight_0() -> None:
     node = after_replacement()
     assert weights(node) == [0] * (10 - ROOM) + [1] * 10
     assert node.reconciler.pending == 0, "what waits is done with"

@@ -43,7 +43,7 @@ def test_earlier_failures_do_not_count_after_the_desired_value_changes() -> None
     assert retries.next_s() == FIRST_DELAY_S
 
 
-def test_a_failed_object_does_not_wake_the_loop_if_it_no_longer_needs_an_operation() -> None:
+def test_a_failed_object_that_no_longer_needs_an_operation_does_not_wake_the_loop() -> None:
     retries = Retries()
     retries.fail(("device", "gone"), "add", 0)
     retries.fail(("device", "other"), "add", 5)

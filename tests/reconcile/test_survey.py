@@ -77,7 +77,7 @@ def test_only_an_undesired_virtual_server_that_belongs_to_ipvsproxy_is_stale(
     assert list(survey.stale()) == [KEY]
 
 
-def test_the_set_entry_shows_that_a_virtual_server_is_ours_if_its_address_is_missing(node: simulation.SimulatedNode) -> None:
+def test_the_set_entry_is_the_witness_of_a_virtual_server_whose_address_is_missing(node: simulation.SimulatedNode) -> None:
     node.kernel.addresses.clear()
     node.observe()
     entry = examples.entry(SetKind.CLUSTER_IP, KEY)
@@ -175,7 +175,7 @@ def test_every_family_counts_as_lacking_an_object_while_the_device_is_missing(no
     assert node.reconciler.survey.lacking(tuple(Family)) == frozenset(Family)
 
 
-def test_a_wrong_value_of_an_indispensable_setting_counts_as_a_missing_object_of_its_family(
+def test_a_family_counts_as_lacking_an_object_if_its_indispensable_setting_has_a_wrong_value(
     node: simulation.SimulatedNode,
 ) -> None:
     path = simulation.SYSCTL.path
@@ -209,7 +209,7 @@ def test_statistics_count_conflicts_and_draining_real_servers_and_waiting_remova
     assert node.reconciler.survey.draining_connections() == [(KEY, TWO, ConnectionCounts(2, 1))], "the others are unknown"
 
 
-def test_the_survey_finds_the_service_port_of_a_virtual_server_by_address_and_by_node_port() -> None:
+def test_the_survey_finds_the_service_port_of_virtual_servers_for_addresses_and_node_ports() -> None:
     first, second = builders.service_port(80, name="http", node_port=30080), builders.service_port(443, name="https")
     service = builders.service("web", first, second, cluster=["10.96.0.1"], load_balancer=["192.168.0.11"])
 

@@ -98,7 +98,7 @@ def test_the_chart_has_a_line_for_each_measured_series() -> None:
     assert report.picture([figures.Row("idle", "processor %", 0.1)]) == ""
 
 
-def test_rows_of_several_cases_are_shown_relative_to_the_main_case() -> None:
+def test_the_p50_of_another_case_is_shown_relative_to_the_p50_of_the_main_case() -> None:
     rows = [figures.Row("change 10000x10", "p50 ms", 3.0), figures.Row("change 100x10", "p50 ms", 3.3)]
     (row,) = cases.related(rows)
     assert row.value is not None
@@ -203,7 +203,7 @@ def test_the_report_of_a_start_also_has_the_number_of_services_per_second() -> N
     assert rows["Services per second: replay s, median, routes"] == 20_000
 
 
-def test_a_client_tries_to_connect_until_its_address_accepts_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_tries_to_connect_until_the_servers_address_accepts_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))  # the address refuses connections until the server listens
         clock = types.SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: server.listen())

@@ -109,7 +109,7 @@ if "reads" in before:
 """
 
 
-def test_the_meter_counts_all_calls_but_only_the_time_of_system_calls_as_kernel_time() -> None:
+def test_the_meter_counts_all_calls_and_its_kernel_time_contains_only_system_calls() -> None:
     if os.geteuid() != 0:
         pytest.skip("a network namespace needs root")
     command = ["unshare", "--net", sys.executable, "-c", PROBE]

@@ -27,7 +27,7 @@ def test_an_nftables_transaction_is_recorded_without_its_generation_number(tmp_p
     assert int.from_bytes(data[:4], "little") == 20
 
 
-def test_generic_netlink_messages_are_recorded_unchanged_except_that_the_last_requests_an_answer(
+def test_recorded_generic_netlink_messages_are_unchanged_but_the_last_one_requests_an_answer(
     tmp_path: pathlib.Path,
 ) -> None:
     one, two = bytes(16), bytes(20)

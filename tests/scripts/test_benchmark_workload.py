@@ -11,7 +11,7 @@ from scripts.benchmark import program, workload
 
 
 @pytest.mark.parametrize(("services", "endpoints"), [(100, 10), (10_000, 10), (5_000, 50), (1_000, 200), (100_000, 1)])
-def test_only_endpoints_on_other_nodes_are_replaced_in_clusters_of_any_size(services: int, endpoints: int) -> None:
+def test_in_each_size_of_cluster_replaced_and_new_endpoints_are_not_on_our_node(services: int, endpoints: int) -> None:
     replacements = workload.Replacements(services, endpoints)
     names: dict[str, set[tuple[str, bool]]] = {}
     for change in range(500):
@@ -27,7 +27,7 @@ def test_only_endpoints_on_other_nodes_are_replaced_in_clusters_of_any_size(serv
         assert len(after) == len(before)
 
 
-def test_a_cluster_whose_endpoints_are_all_on_this_node_has_no_endpoint_to_replace() -> None:
+def test_replacing_an_endpoint_is_an_error_if_all_endpoints_are_on_this_node() -> None:
     with pytest.raises(ValueError, match="on another node"):
         workload.Replacements(1, 1).line(0)
 

@@ -139,7 +139,7 @@ def test_a_conformance_run_that_is_impossible_is_refused_with_the_reason(
     assert reason in done.stderr
 
 
-def test_tests_of_another_kubernetes_version_do_not_count_as_success(programs: pathlib.Path) -> None:
+def test_a_run_that_skips_every_test_does_not_count_as_success(programs: pathlib.Path) -> None:
     (programs / "tests").write_text("passed||[sig-apps] Deployment should roll\n")
     done = run(programs)
     assert done.returncode == 2

@@ -86,7 +86,7 @@ def run(launcher: list[str], script: str, place: pathlib.Path, *options: str) ->
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, check=False, timeout=LONGEST_S)
 
 
-def test_a_command_gets_a_clean_environment_and_the_caller_gets_its_output_files_and_exit_status(
+def test_a_command_gets_a_clean_environment_and_the_caller_gets_exit_status_output_and_files(
     launcher: list[str], place: pathlib.Path
 ) -> None:
     data = bytes(range(256)) * 4000
@@ -236,7 +236,7 @@ def test_guests_other_than_user_mode_linux_support_both_variants_of_iptables(kin
 
 
 @uses_nf_tables
-def test_each_kernel_module_that_tests_need_can_be_loaded_and_used_by_rules(place: pathlib.Path) -> None:
+def test_every_module_that_is_loaded_on_demand_can_be_loaded_and_a_rule_can_use_fib(place: pathlib.Path) -> None:
     launcher, _ = GUESTS["nf-tables"]
     names = shlex.join(["modprobe", "--all", *control.ON_DEMAND])
     chain = "nft add table inet t && nft add chain inet t c '{ type nat hook output priority 0; }'"

@@ -292,7 +292,7 @@ def layout(work: pathlib.Path, text: str) -> str:
     return f"sha256:{digest}"
 
 
-def test_packed_manifests_name_the_digest_of_the_image_index_for_both_architectures(
+def test_packed_manifests_name_the_digest_of_an_image_index_that_lists_both_architectures(
     origin: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, output = clone(origin, tmp_path / "one"), tmp_path / "output"

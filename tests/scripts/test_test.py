@@ -80,7 +80,7 @@ class Place:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
     def calls(self) -> list[dict[str, Any]]:
-        """The arguments of all kernels that were started."""
+        """The recorded calls of the stand-in for ``scripts/kernel``: the words, tests and environment of each call."""
         return [json.loads(line) for line in (self.root / "calls").read_text().splitlines()]
 
 
@@ -94,7 +94,7 @@ def test_four_nf_tables_kernels_share_the_tests_that_concern_the_nftables_backen
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "3 passed, 0 failed")
     assert (place.root / "setups").read_text() == "--with-nf-tables-kernel\n"
     first, *others = place.calls()
-    # Some kernels might not be started, because the first kernels may have claimed all tests by then.
+    # Later kernels might not be started, because earlier kernels may already have claimed all tests.
     assert all(call == first for call in others)
     assert len(others) <= 3
     assert first["words"] == ["--kernel", "nf-tables", "--timeout", "7200", "--iptables", "nft"]
@@ -102,7 +102,7 @@ def test_four_nf_tables_kernels_share_the_tests_that_concern_the_nftables_backen
     assert first["environment"] == ["nftables", "1", "1"]
 
 
-def test_each_value_of_the_option_rules_chooses_iptables_programs_and_a_backend_and_tests(place: Place) -> None:
+def test_each_rules_variant_runs_its_tests_with_its_iptables_programs_and_its_backend(place: Place) -> None:
     ended = place.run("--kernel=nf-tables", "--rules=legacy,nft,nftables")
     assert ended.stdout.splitlines()[-1] == "11 passed, 0 failed"
     kinds = {(call["words"][-1], call["environment"][0], len(call["tests"])) for call in place.calls()}
@@ -131,7 +131,7 @@ def test_the_run_fails_and_reports_one_failure_if_one_test_fails_on_a_kernel(pla
         (["--kernel=nf-tables", "--rules=nft,iptables"], "--rules: 'iptables' is not one of nft, legacy, nftables"),
     ],
 )
-def test_an_unknown_kernel_or_variant_is_refused(place: Place, words: list[str], reason: str) -> None:
+def test_an_unknown_value_of_the_option_kernel_or_rules_is_refused(place: Place, words: list[str], reason: str) -> None:
     ended = place.run(*words)
     assert (ended.returncode, ended.stderr) == (1, f"scripts/test: {reason}\n")
     assert not (place.root / "setups").exists()

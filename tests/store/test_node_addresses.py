@@ -118,14 +118,14 @@ def test_a_node_address_stays_known_if_one_of_two_services_with_this_address_is_
     assert _others(store) == {TAKEN: OTHER_NODE}
 
 
-def test_a_change_of_the_node_of_an_address_retranslates_only_the_services_with_this_address() -> None:
+def test_touching_an_external_address_retranslates_only_the_services_with_this_address() -> None:
     store = _store(_service(TAKEN), _service("203.0.113.9", name="api"), _service(balancer=[TAKEN], name="shop"))
     store.take()
     store.touch_external([Address(bytes([192, 168, 0, 11]))], 5)
     assert {name.name: now for name, now in store.take().services.items()} == {"web": 5, "shop": 5}
 
 
-def test_the_node_of_a_new_address_comes_only_from_an_endpoint_slice_that_has_the_address() -> None:
+def test_only_endpoint_slices_with_the_address_of_a_new_service_show_the_node_of_this_address() -> None:
     store = _store(_slice("192.168.0.12", suffix="2"), _slice())
     store.deliver([memory_node.put(_service(TAKEN))], 0)
     assert _others(store) == {TAKEN: OTHER_NODE}

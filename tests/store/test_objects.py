@@ -309,7 +309,7 @@ def test_errors_in_a_file_are_reported_each_time_the_file_is_read(store: Store) 
 def guarded_store(count: int) -> tuple[Store, list[ApiObject]]:
     """Returns a store that checks each list.
 
-    If a list lacks more than half of the known objects, the store removes none of them until another list confirms this one.
+    If a list lacks more than half of the known objects, the store removes no object until a second list confirms the loss.
 
     Also returns the Services that the store knows.
     """
@@ -336,7 +336,7 @@ def test_a_list_without_most_services_removes_none_of_them_until_another_list_co
     assert not store.doubts
 
 
-def test_a_watch_event_removes_a_service_even_while_a_list_without_the_service_is_unconfirmed() -> None:
+def test_a_deletion_event_of_the_watch_removes_a_service_while_an_empty_list_is_unconfirmed() -> None:
     store, services = guarded_store(20)
     store.deliver([listed()], 10)
     store.deliver([gone(services[0]), gone(services[1])], 11)
@@ -347,7 +347,7 @@ def names_of(services: list[ApiObject]) -> set[object]:
     return {item.name for item in services}
 
 
-def test_a_service_missing_from_an_unconfirmed_list_counts_as_remembered_until_it_is_delivered_or_deleted() -> None:
+def test_a_service_that_an_unconfirmed_list_lacks_is_remembered_until_delivery_or_deletion() -> None:
     store, services = guarded_store(20)
 
     def remembered() -> set[object]:
@@ -532,7 +532,7 @@ def test_packets_from_the_tunnel_of_a_leaving_node_are_accepted_only_if_that_nod
     assert store.tunnels[1] == {*OTHER.addresses}
 
 
-def test_a_change_of_a_nodes_tunnel_touches_only_services_with_direct_return_and_an_endpoint_there(store: Store) -> None:
+def test_a_changed_tunnel_touches_only_direct_return_services_with_an_endpoint_on_its_node(store: Store) -> None:
     asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
 
     def touched(*nodes: str) -> set[str]:
@@ -550,7 +550,7 @@ def test_a_change_of_a_nodes_tunnel_touches_only_services_with_direct_return_and
     assert touched(OTHER.name) == set()
 
 
-def test_services_with_direct_return_are_marked_for_translation_in_steps_while_other_services_come_and_go(store: Store) -> None:
+def test_direct_return_services_are_marked_in_steps_for_translation_while_services_come_and_go(store: Store) -> None:
     asking = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True)
 
     def put(number: int) -> None:

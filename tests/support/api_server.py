@@ -171,7 +171,7 @@ class ApiServer:
     # Trouble on demand
 
     def refuse(self, *refusals: Refusal) -> None:
-        """Use each of these refusals once, to refuse the next request that matches its verb and resource."""
+        """For each refusal, refuse one request: the next request that has the refusal's verb and resource."""
         self._refusals.extend(refusals)
 
     def send(self, resource: Resource, raw: bytes) -> None:
@@ -301,7 +301,7 @@ class ApiServer:
         if token and version not in {"", "0"}:
             raise StatusError(400, "BadRequest", "specifying resource version is not allowed when using continue")
         self._require_reached(_revision(query))
-        if version not in {"", "0"} and limit and int(version) != self.store.revision:  # a limit asks for exactly this version
+        if version not in {"", "0"} and limit and int(version) != self.store.revision:  # with a limit, the version must match
             raise StatusError(410, "Expired", f"The resourceVersion for the provided list is too old: {version}")
         if version == "0":
             limit = 0  # the watch cache does not divide lists into pages
@@ -365,7 +365,7 @@ class ApiServer:
 
     @contextlib.asynccontextmanager
     async def _open(self, watcher: _Watcher) -> AsyncIterator[None]:
-        # The watcher is registered before the first await after reading the history, so that no change is lost in between.
+        # There must be no ``await`` between the reading of the history and this registration. Otherwise, a change could be lost.
         self._watchers.append(watcher)
         async with self._changed:
             self._changed.notify_all()

@@ -237,8 +237,8 @@ class Cluster:
 
         On a busy machine, the device and the rules may be written after the first sync.
 
-        If an operation seemed to be late, and the next read of the kernel shows its success, no further sync is logged. Then only
-        ``verify`` shows that the kernel has the desired state.
+        If an operation seemed to be late, but the next read of the kernel shows that the operation has succeeded, no further sync
+        is logged. Then only ``verify`` shows that the kernel has the desired state.
         """
         self.wait_until(
             lambda: " failed=0 pending=0 " in self.logged("event=synced")[-1] or self.run("verify")[0].status == 0, "settled"
@@ -270,7 +270,7 @@ class Cluster:
         return ipvs_table().get((protocol, address, port), {})
 
     def local_addresses(self, *ways: Binding) -> set[str]:
-        """The Service addresses that one of the bindings ``ways`` has made local on the node.
+        """The Service addresses that the bindings in ``ways`` have made local on the node.
 
         Without ``ways``, both bindings count.
         """

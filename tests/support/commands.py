@@ -1,4 +1,4 @@
-"""Runs the operators' tools."""
+"""Runs other programs, such as ``ip`` and ``ipvsadm``, and returns their output."""
 
 import subprocess
 

@@ -62,7 +62,7 @@ class Failure:
 if TYPE_CHECKING:
 
     class KernelVirtualServer(ObservedVirtualServer):
-        """A virtual server whose real servers a test may change in the same way as another program."""
+        """A virtual server; a test may change its real servers, as another program would change them."""
 
         real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # tests must be able to change the attribute
         thresholds: Mapping[RealServerKey, Thresholds] | None = None

@@ -77,7 +77,7 @@ def split(data: bytes) -> list[tuple[int, int, int, int, bytes]]:
 
 
 def error(sequence: int, number: int = 0) -> bytes:
-    """The answer to a failed message; error number 0 means an acknowledgement."""
+    """The answer to a message: a failure with this error number, or an acknowledgement if the number is 0."""
     return message(sequence, struct.pack("=i", -number) + bytes(16), kind=ERROR)
 
 

@@ -39,7 +39,7 @@ class KernelSet:
 
 
 def change_set(sets: dict[str, KernelSet], verb: Verb, item: IpSet, *, referenced: bool) -> bool:
-    """Create or remove a set; return whether the set's state contradicted the verb, as when an absent set is removed.
+    """Create or remove a set; return True if a set to create already exists, or a set to remove is absent.
 
     Raises Refusal.
     """

@@ -84,7 +84,7 @@ def recording(profile: str, name: str) -> Mapping[str, Any]:
 
 
 def desired(profile: str, phase: str) -> Mapping[str, Any]:
-    """The recording of a phase, in which virtual servers with the flag ``mh-port`` also get the flag ``mh-fallback``.
+    """The recording of a phase, with ``mh-fallback`` added to the flags of virtual servers that have ``mh-port``.
 
     Number 70 in docs/differences.md gives the reason.
     """
@@ -98,7 +98,7 @@ def desired(profile: str, phase: str) -> Mapping[str, Any]:
 class World:
     """The API server's objects, and the directory of manifests from which the proxy reads the objects.
 
-    Each scenario has one file.
+    The objects of each scenario are in one file of the directory.
 
     If ``node_has_ipv6`` is false, the IPv6 addresses of the Node are removed.
     """
@@ -164,6 +164,6 @@ def is_accepted(file: str, section: str, row: str) -> bool:
 def unaccepted(differences: Mapping[str, Iterable[tuple[Any, ...]]], phase: str = INITIAL) -> list[tuple[Any, ...]]:
     """The rows of ``golden_state.differences`` that ``accepted.txt`` does not allow.
 
-    Each row has a section, a row, a kind, the recorded value and the observed value.
+    Each result has the section, the key of the row, the kind of difference, the recorded value and the observed value.
     """
     return [(part, *row) for part, rows in differences.items() for row in rows if not is_accepted(phase, part, row[0])]

@@ -35,7 +35,7 @@ def read_answers(recorded: Mapping[str, Any]) -> State:
 
 
 def parse_metrics(text: str, with_value: Collection[str]) -> State:
-    """kube-proxy's metrics in text format, by name and labels.
+    """The metrics ``kubeproxy_*`` that a page in text format contains, by name and labels.
 
     Each metric has its type and its buckets; only the metrics in ``with_value`` have a value.
     """

@@ -96,7 +96,7 @@ def parse_ipvs(text: str) -> tuple[State, State]:
 
 
 def parse_sets(text: str) -> State:
-    """The sets whose name begins with ``KUBE-`` from the output of ``ipset save``."""
+    """Parses the output of ``ipset save``, and keeps only the sets whose name begins with ``KUBE-``."""
     sets: State = {}
     for line in text.splitlines():
         verb, name, *rest = line.split()

@@ -33,15 +33,16 @@ COMMAND_WITHIN_S = patience.seconds(240.0)
 """The longest time for a command in a namespace. This time is shorter than the time limit of a test, so that an error names a
 command that hangs."""
 
-# ICMP redirects between the node and pods on one link, and answers that take a shorter path, are normal in the lab.
+# The first settings accept answers that take a shorter path, and turn off ICMP redirects between the node and pods on one link.
+# Both are normal in the lab.
 _EVERYWHERE = {
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/default/rp_filter": "0",
     "net/ipv4/conf/all/send_redirects": "0",
     "net/ipv4/conf/default/send_redirects": "0",
-    "net/ipv4/icmp_ratelimit": "0",  # with a rate limit, a second refusal within a second would look like a timeout
+    "net/ipv4/icmp_ratelimit": "0",  # a rate limit would drop the later of two refusals in one second, which looks like a timeout
     "net/ipv6/icmp/ratelimit": "0",
-    "net/ipv4/icmp_ratemask": "0",  # exempts every ICMP type, because the kernel also limits the rate of the whole host
+    "net/ipv4/icmp_ratemask": "0",  # exempts every ICMP type from the kernel's second limit, which is for the whole host
     "net/ipv6/icmp/ratemask": "\n",
     "net/ipv6/conf/default/accept_dad": "0",  # without duplicate address detection, an address can be used at once
     "net/ipv6/conf/all/disable_ipv6": "0",
@@ -134,7 +135,7 @@ class Connection:
         self._lab.call("release", number=self._number, abort=False)
 
     def abort(self) -> None:
-        """Reset the connection, so that neither side waits for late packets and IPVS deletes the connection within seconds."""
+        """Reset the connection: neither side then waits for late packets, and IPVS deletes it within seconds."""
         self._lab.call("release", number=self._number, abort=True)
 
 
@@ -264,7 +265,7 @@ class Lab:
     def _build(self, building: contextlib.ExitStack) -> None:
         client, remote = self._namespace("client"), self._namespace("remote")
         building.callback(self._unlink)
-        # A program under test leaves its virtual servers when it ends. If a virtual server remained, IPVS would keep the
+        # A program under test does not remove its virtual servers when it ends. If a virtual server remained, IPVS would keep the
         # connections of an earlier lab. Because of such a connection, IPVS would translate a pod's answer to a new client that
         # has the address and port of the earlier client.
         self.run("node", "ipvsadm", "--clear")

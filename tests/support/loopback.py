@@ -12,7 +12,7 @@ The address contains the process ID, which has at most 22 bits.
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of ``HOST`` that are free."""
+    """``count`` free ports of ``HOST``, all different."""
     with contextlib.ExitStack() as held:
         probes = [held.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
         return [int(probe.getsockname()[1]) for probe in probes]

@@ -1,4 +1,4 @@
-"""Main functions of the program for ``Program(main=...)``, each of which first changes something in its own process."""
+"""Main functions for ``Program(main=...)``; each changes something in its own process, then runs the program."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def answering_long(flags: Sequence[str]) -> int:
-    """Run the program so that it still answers for a while after a signal; this time suffices for a request on a busy machine."""
+    """Run the program so that it still answers for 5 s after a signal, long enough for a request on a busy machine."""
     from ipvsproxy.daemon.process import lifecycle  # noqa: PLC0415 - imported only in the process that needs it
 
     lifecycle.LAST_ANSWERS_S, lifecycle.STOP_WITHIN_S = 5.0, 60.0

@@ -71,7 +71,7 @@ class InlineExecutor(concurrent.futures.Executor):
 
 
 class Watcher(summaries.Watcher):
-    """The notifications of the loop.
+    """Records the notifications of the event loop.
 
     ``queued_s`` and ``syncing_s`` are the times at which the loop called ``queued`` and ``syncing``.
     """

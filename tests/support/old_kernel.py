@@ -1,8 +1,8 @@
-"""A kernel that answers like an older kernel: each answer in which the two versions differ is replaced.
+"""Simulates an older kernel: each answer that the older kernel would give differently is replaced.
 
 The answers of older kernels are taken from their source code, because none of these kernels runs here. ``OldSocket`` wraps a fake
-socket or a socket of the real kernel; the wrapped socket gives all other answers. ``old_program`` runs the program with sockets
-of this class.
+socket or a socket of the real kernel, and passes on the answers that it does not replace. ``old_program`` runs the program with
+sockets of this class.
 """
 
 import errno

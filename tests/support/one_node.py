@@ -1,7 +1,7 @@
 """A cluster of one node that carries out the commands of docs/migration.md.
 
-The commands run in a shell, and the ``kubectl`` of this shell sends each command to this process. This process starts and ends
-the programs of pods as labels, affinity and DaemonSets demand. A command that is unknown to this cluster is an error. A moment
+The commands run in a shell, and the ``kubectl`` of this shell sends each command to this process. Labels, affinity and DaemonSets
+determine which programs of pods this process starts and ends. A command that is unknown to this cluster is an error. A moment
 with two proxies or without a proxy is also an error.
 """
 
@@ -80,9 +80,9 @@ class KubeProxy(NamedTuple):
 class OneNode:
     """The cluster.
 
-    ``start`` makes the program of a pod ready, and returns the function that ends it. ``clean_up`` runs the containers of a Job
-    or DaemonSet in YAML. ``config_map`` is the file in kube-proxy's ConfigMap, and ``log`` is the log file of the shadow
-    (``--dry-run``).
+    ``start`` makes the program of a pod ready, and returns the function that ends it. ``clean_up`` gets the YAML text of a Job or
+    DaemonSet, and runs the cleanup command of this object. ``config_map`` is the file in kube-proxy's ConfigMap, and ``log`` is
+    the log file of the shadow (``--dry-run``).
     """
 
     def __init__(

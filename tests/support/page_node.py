@@ -1,4 +1,4 @@
-"""A node with an in-memory kernel and its web page.
+"""A node with an in-memory kernel, and the web page of the node.
 
 The traffic counters grow with time, and a real HTTP server can serve the page.
 """
@@ -160,7 +160,7 @@ class PageNode(MemoryNode):
         watcher.pages, watcher.status = self.pages, self.status
 
     async def read_targets(self, service: ServiceName) -> Targets:
-        """Returns the pods of a Service in place of the real source; ``names_read`` records each query."""
+        """Replaces the real source: returns the pods of a Service, and records each query in ``names_read``."""
         self.names_read.append(service)
         await asyncio.sleep(self.names_delay_s)
         if self.names_error:

@@ -1,4 +1,4 @@
-"""Reads several sets with one call."""
+"""Calls ``SetsDriver.observe_changed`` for several sets."""
 
 from collections.abc import Iterable
 

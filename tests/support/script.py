@@ -54,8 +54,9 @@ class World:
     A script is the list of the answers in the order in which the server sends them: each answer is a page, or the fragments of a
     watch.
 
-    A float in a watch lets this number of seconds pass, and an exception in a watch is raised. ``served_versions`` are the
-    answers to requests for the server's version; by default, the server is newer than every client.
+    In a watch, a float advances the clock by this number of seconds, and an exception is raised. ``served_versions`` are the
+    resource versions with which the server answers probes. By default, the answer is newer than every version that a reflector
+    has.
     """
 
     def __init__(self, *script: Answer, served_versions: Iterable[int] = ()) -> None:

@@ -51,7 +51,7 @@ def pytest_collection(session: pytest.Session) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item | pytest.Collector]) -> None:
-    """At the first call, empty ``items``, so that the hooks that select tests by marks do not see the modules."""
+    """At the first call, clear ``items``, so that hooks which select tests by marks do not see the modules."""
     if session.stash[_FOUND]:
         return
     session.stash[_FOUND] += items

@@ -18,7 +18,8 @@ _WAITING = (
     selectors.__file__,
     threading.__file__,
 )
-"""Files whose steps are not counted: how often a loop wakes up is random, and does not grow with the work."""
+"""Files whose steps are not counted. Steps in these files depend on how often a loop wakes up, which is random and does not grow
+with the work."""
 
 
 class _Thread:
@@ -35,7 +36,7 @@ class _Thread:
 
 
 class Steps:
-    """Steps of Python: calls and executed lines, where each iteration of a loop or a comprehension counts."""
+    """Counts steps of Python: calls and executed lines. A line in a loop or comprehension counts in each iteration."""
 
     def __init__(self) -> None:
         self._here = threading.get_ident()

@@ -43,7 +43,7 @@ class Terminal:
             start_new_session=True,
             env={**inherited, "TERM": "xterm-256color", **(environment or {})},
         )
-        self._theirs = theirs  # the descriptor stays open when the program has ended, as the descriptor of a shell does
+        self._theirs = theirs  # like a shell, this object keeps the descriptor open after the program has ended
 
     def __enter__(self) -> Self:
         return self

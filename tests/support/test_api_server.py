@@ -73,7 +73,7 @@ async def test_the_server_for_tests_refuses_each_request_that_a_real_api_server_
     assert text.format_map(known) in body["message"]
 
 
-async def test_only_watches_that_request_bookmarks_get_bookmarks_which_have_only_kind_and_revision(
+async def test_a_watch_gets_bookmarks_only_on_request_and_a_bookmark_has_only_kind_and_revision(
     server: ApiServer, http: aiohttp.ClientSession
 ) -> None:
     query = {"watch": "1", "resourceVersion": str(server.store.revision)}
@@ -129,7 +129,7 @@ EVENT: Object = {
         ({"series": {"count": 0, "lastObservedTime": "2026-11-21T10:00:00.000001Z"}}, 422),
     ],
 )
-async def test_an_invalid_event_and_an_event_with_a_used_name_are_refused(
+async def test_an_event_is_refused_if_it_is_invalid_or_if_its_name_is_already_in_use(
     server: ApiServer, http: aiohttp.ClientSession, change: Object, code: int
 ) -> None:
     for status in (code, 409 if code == 201 else code):

@@ -41,7 +41,8 @@ PROFILES: Mapping[str, Settings] = {
     "scheduler-mh": dataclasses.replace(DEFAULT, scheduler="mh"),
     "scheduler-wrr": dataclasses.replace(DEFAULT, scheduler="wrr"),
     "single-v4": dataclasses.replace(DEFAULT, families=frozenset({Family.IPV4})),
-    "strict-exclude": DEFAULT,  # the flags of this profile change sysctls, timeouts and the kept objects, but not translation
+    # the flags of this profile change sysctls, timeouts and which objects are kept, but not the translation
+    "strict-exclude": DEFAULT,
 }
 PHASES = ("P0", "P1", "P2")
 CASES = [

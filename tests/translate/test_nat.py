@@ -102,9 +102,7 @@ def test_each_address_with_node_ports_has_a_jump_to_the_node_port_chain() -> Non
 
 
 @pytest.mark.parametrize("masquerade_all", [False, True])
-def test_this_host_needs_its_own_rule_if_pods_are_detected_by_interface_unless_all_are_masqueraded(
-    *, masquerade_all: bool
-) -> None:
+def test_detecting_pods_by_interface_adds_a_rule_for_this_host_unless_masquerade_all_is_set(*, masquerade_all: bool) -> None:
     settings = Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0", masquerade_all=masquerade_all)
     of_cluster_ips = "-m set --match-set KUBE-CLUSTER-IP origdst,origdst"
     assert _cluster_rules(dataclasses.replace(settings, backend=Backend.NFTABLES)) == (

@@ -54,7 +54,7 @@ def test_the_second_scope_of_a_port_has_all_external_addresses_and_all_endpoints
     assert {str(one) for one in scope.weights} == {"10.244.0.5:8080", "10.244.1.5:8080"}
 
 
-def test_the_set_no_local_has_only_addresses_of_services_with_endpoints_only_on_other_nodes() -> None:
+def test_the_no_local_set_has_only_addresses_of_services_with_all_endpoints_on_other_nodes() -> None:
     assert members(SetKind.NO_LOCAL, _shop("10.244.1.5")) == {f"{BALANCER},tcp:80", f"{builders.NODE_ADDRESS},tcp:30080"}
     assert members(SetKind.NO_LOCAL, _shop("10.244.0.5", "10.244.1.5")) == set()
     assert members(SetKind.NO_LOCAL, _shop()) == set()
@@ -79,7 +79,7 @@ OF_THE_CLUSTER = "-s 10.244.0.0/16 -j RETURN"
         (LocalMode.INTERFACE_NAME_PREFIX, "-i cni0+", []),
     ],
 )
-def test_local_pods_get_a_mark_before_the_rule_that_drops_clients_if_no_endpoint_is_local(
+def test_rules_mark_local_pods_before_a_rule_drops_clients_of_services_without_local_endpoints(
     mode: LocalMode, match: str, kept: list[str], backend: Backend
 ) -> None:
     settings = dataclasses.replace(API, detect_local=mode, local_interface="cni0", backend=backend)

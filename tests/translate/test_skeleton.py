@@ -182,7 +182,7 @@ def test_a_load_balancer_address_that_refuses_this_node_causes_a_drop_rule_only_
     ]
 
 
-def test_the_rule_for_a_refused_address_with_a_route_drops_packets_from_all_addresses_of_this_host() -> None:
+def test_a_rule_drops_packets_from_all_host_addresses_to_a_refused_address_that_has_a_route() -> None:
     routed, bound = builders.frontend("2001:db8::10", 80), builders.frontend("2001:db8::11", 80)
     skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(), [bound, routed], routed=frozenset({routed}))
     assert set(reading.texts(skeleton, "filter", "KUBE-IPVS-OUT-FILTER")) == {

@@ -92,7 +92,7 @@ def test_a_conntrack_maximum_above_the_desired_value_is_not_changed(current: str
     assert not buckets.is_met_by("65535")
 
 
-def test_direct_return_turns_on_a_tunnel_for_each_family_and_turns_off_reverse_path_filtering() -> None:
+def test_direct_return_brings_up_one_tunnel_per_family_and_disables_reverse_path_filtering() -> None:
     found = {item.path: item.value for item in direct_return_sysctls(frozenset(Family))}
     assert found == {
         "/sys/class/net/tunl0/flags": "0x81",

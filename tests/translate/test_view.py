@@ -133,15 +133,13 @@ def test_the_value_primary_means_the_address_that_the_node_object_has_in_each_fa
     }
 
 
-def test_the_value_primary_means_all_addresses_of_a_family_for_which_the_node_object_has_none() -> None:
+def test_primary_means_all_addresses_of_a_family_if_the_node_object_has_no_such_address() -> None:
     view = builders.node_view(INTERFACES, node_object=builders.node("2001:db8::5"), settings=Settings(node_port_primary=True))
     assert view.node_port_addresses[Family.IPV4] == builders.addresses("10.1.0.5", "10.2.0.5")
 
 
 @pytest.mark.parametrize(("bind_address", "primary"), [("0.0.0.0", "10.0.0.1"), ("::", "10.0.0.1"), ("192.0.2.7", "192.0.2.7")])
-def test_the_primary_address_of_a_family_is_a_specific_bind_address_or_its_first_node_address(
-    bind_address: str, primary: str
-) -> None:
+def test_the_first_node_address_is_primary_unless_the_family_has_a_specific_bind_address(bind_address: str, primary: str) -> None:
     node = builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2")
     view = builders.node_view(node_object=node, settings=Settings(bind_address=parse_address(bind_address)))
     assert view.primary_addresses == {Family.IPV4: parse_address(primary), Family.IPV6: parse_address("2001:db8::1")}
@@ -160,7 +158,7 @@ def test_zone_and_pod_ranges_come_from_the_node_object() -> None:
     assert view.pod_networks == builders.networks("10.244.3.0/24", "fd00:3::/64")
 
 
-def test_the_field_elsewhere_omits_addresses_of_our_device_and_of_lo_and_ipv6_link_local_addresses() -> None:
+def test_field_elsewhere_omits_link_local_ipv6_addresses_and_addresses_of_lo_and_our_device() -> None:
     interfaces = {
         "eth0": ["10.1.0.5", "169.254.1.1", "fe80::1", "2001:db8::5"],
         "lo": ["127.0.0.1", "::1"],
@@ -287,7 +285,7 @@ def test_recorded_settings_of_direct_return_are_restored_after_the_tunnel_device
     ], "and no setting that is not one of direct return"
 
 
-def test_direct_return_settings_are_not_restored_if_no_record_exists_or_others_may_use_the_tunnel() -> None:
+def test_direct_return_settings_stay_if_no_record_exists_or_another_program_may_use_the_tunnel() -> None:
     record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
     shared = (builders.interface_address("tunl0", "10.244.3.0"),)
     for observed in (
@@ -299,7 +297,7 @@ def test_direct_return_settings_are_not_restored_if_no_record_exists_or_others_m
         assert without_direct_return(observed) == ()
 
 
-def test_changes_that_direct_return_made_are_unknown_if_settings_or_recorded_tunnels_are_unreadable() -> None:
+def test_changes_by_direct_return_are_unknown_if_settings_or_recorded_tunnels_are_unreadable() -> None:
     record = {TUNNEL_RECORD: render_record({"/sys/class/net/tunl0/flags": "0x80"})}
     assert knows_direct_return(Observation(sysctls={}))
     assert knows_direct_return(Observation(sysctls=record, interface_addresses=()))
@@ -307,7 +305,7 @@ def test_changes_that_direct_return_made_are_unknown_if_settings_or_recorded_tun
     assert not knows_direct_return(Observation(interface_addresses=()))
 
 
-def test_tunnels_count_as_up_only_if_a_tunnel_device_could_not_be_restored() -> None:
+def test_only_a_failure_to_restore_a_tunnel_device_makes_tunnels_count_as_up() -> None:
     device, other = (
         Operation(Verb.REMOVE, Sysctl(path, "1")) for path in ("/sys/class/net/ip6tnl0/flags", "net/ipv4/vs/sloppy_tcp")
     )

@@ -206,7 +206,7 @@ def test_the_diagram_of_a_service_leads_from_clients_to_endpoints_and_explains_u
     expect(ins.first).to_contain_text(re.compile(r"\d\sk?conn/s"))  # after two readings
 
 
-def test_the_page_of_a_service_explains_its_source_ranges_second_scope_and_direct_return(looking: Look) -> None:
+def test_the_page_of_a_service_explains_its_source_ranges_its_second_scope_and_direct_return(looking: Look) -> None:
     def with_direct_return(route: Route) -> None:
         answer = route.fetch().json()
         for port in answer["service"]["ports"]:
@@ -265,7 +265,7 @@ def test_a_change_of_an_endpoint_is_shown_within_two_seconds(looking: Look, node
 
 @contextlib.contextmanager
 def _two_answers_after(change: ApiObject, page: Page, what: str, node: Running) -> Iterator[None]:
-    """Program a change; while the ``with`` block runs, the page gets two answers, and its third request gets no answer."""
+    """Program a change, and answer only the page's first two requests while the ``with`` block runs."""
     node.put(change)
     routes: list[Route] = []
 

@@ -23,7 +23,7 @@ REPEAT_S = 300.0
 """After a library has logged a text, the same text is not logged again for this time; some libraries log the same text with every
 request."""
 MOST_TEXTS = 100
-"""The largest number of texts from libraries whose last log time is remembered (see ``REPEAT_S``)."""
+"""The largest number of remembered library texts, each with its last log time (see ``REPEAT_S``)."""
 MOST_WAITING = 1 << 20
 """The largest number of characters (about 5,000 lines) that wait for a slow reader of the log."""
 FULL_PAUSE_S = 0.02

@@ -1,4 +1,4 @@
-"""Rate limits, delays between attempts, functions that wait, and pauses of long work in which other tasks can run."""
+"""Rate limits, delays between attempts, functions that wait, and pauses in long work that let other tasks run."""
 
 import asyncio
 import random

@@ -39,8 +39,8 @@ class Status:
     ``stale`` returns the kinds of API objects whose watches are stale; if ``stale_turns_away`` is true, a stale watch turns load
     balancers away. ``missing`` returns the kinds of API objects whose first list is not complete. ``unreadable`` returns a
     sentence for each part of the kernel that cannot be read now. ``leftovers`` returns a sentence for each place from which rules
-    or sets of another proxy or backend could not be removed. ``source_problem`` returns a sentence about objects in the source
-    that cannot be read now; the text is empty if all objects can be read.
+    or sets of another proxy or backend could not be removed. If objects in the source cannot be read now, ``source_problem``
+    returns a sentence about these objects; otherwise the text is empty.
     """
 
     families: Collection[Family]
@@ -143,7 +143,7 @@ class Status:
         return max(self.updated.values(), default=None)
 
     def is_late(self, family: Family) -> bool:
-        """Whether a change has waited too long to be programmed in an IP family."""
+        """Whether the programming of a change is overdue in an IP family."""
         if self.missing():
             return False
         since = [time_s for time_s in (self._queued_s, self._incomplete_since_s.get(family)) if time_s is not None]

@@ -4,8 +4,8 @@ Rule 1: each server limits the number of connections, the size of headers, and t
 answer. The server does not wait for request bodies, except for the first bytes of a PUT.
 Rule 2: when the maximum number of connections is reached, a new connection replaces the connection that has been idle for the
 longest time. Because of this replacement, a client with many connections cannot prevent other clients from connecting. The new
-connection is accepted only when the number of connections is below the maximum again. Connections that have no file descriptor
-yet wait in the kernel's queue.
+connection is accepted only when the number of connections is below the maximum again. Until a connection has a file descriptor,
+it waits in the kernel's queue.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ NOT_FOUND_PAGE = Answer(NOT_FOUND, b"404 page not found\n", TEXT)
 class Request(NamedTuple):
     """A client's request. The names of headers are in lower case.
 
-    ``body`` is set only for a PUT, and has only those bytes of the request body that arrive without waiting.
+    ``body`` is set only for a PUT, and has only the bytes of the request body that arrive first.
     """
 
     path: str

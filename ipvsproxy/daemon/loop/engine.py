@@ -261,8 +261,8 @@ class Engine:
             # If there are many changes at once, as at the start, each batch of Services is applied before the next batch begins.
             # Removals wait until every Service has been translated.
             await self._in_slices(self._translator.putting(names))
-            # Each plan goes again through all pending changes that must wait for the removals. The more changes wait, the less
-            # often a plan is made.
+            # Some changes must wait for the removals, and each plan goes through all of these changes again. The more changes
+            # wait, the less often a plan is made.
             if len(names) == SERVICES_AT_ONCE and self._reconciler.unequal > 2 * waiting:
                 done_before = await self._add(done_before)
                 waiting = self._reconciler.unequal

@@ -38,8 +38,8 @@ def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Cal
     """Makes small garbage collections run often inside the ``with`` block.
 
     After each collection of the oldest generation, all surviving objects are frozen (excluded from collections) until a thaw.
-    Yields a function that the caller must call now and then. The yielded function thaws the frozen objects when a thaw is due by
-    ``clock`` (in seconds).
+    Yields a function that the caller must call now and then. The yielded function thaws the frozen objects if a thaw is due.
+    ``clock`` returns the present time in seconds.
     """
     thawed_s = clock()
 
@@ -49,7 +49,8 @@ def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Cal
 
     def collect_nothing() -> None:
         # Python begins the next full collection only when there is one new object for every four objects that survived the last
-        # full collection. Full collections would become rare if objects survived them, so surviving objects are frozen.
+        # full collection. Full collections would become rare if many objects survived them. Therefore all objects are frozen
+        # before this collection.
         gc.freeze()
         gc.collect()
 

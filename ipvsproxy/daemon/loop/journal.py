@@ -107,7 +107,7 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
 
 
 def log_node(name: str, before: str, trouble: str) -> None:
-    """Log the reason why load balancers avoid this node although all changes have been applied, and log when the reason ends.
+    """Log why load balancers avoid this node even if all changes are applied; log again when this reason ends.
 
     ``before`` is the previous problem with this node's Node object, and ``trouble`` the current problem; an empty text means no
     problem.
@@ -220,7 +220,7 @@ class Journal:
         """Log the paths of the sysctls that cannot be written, and the reasons.
 
         The failure is logged once, and again when another sysctl cannot be written. If an indispensable sysctl has a wrong value,
-        no Service of the sysctl's IP families works, so the node's health also shows the sysctl.
+        no Service works in the IP families that need the sysctl. Therefore, the node's health also shows the sysctl.
         """
         new = [path for path in given_up if path not in self._settings]
         if new:

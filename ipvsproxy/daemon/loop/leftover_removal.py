@@ -6,15 +6,15 @@ Leftover rules are in a variant of iptables, in a table of kube-proxy's nftables
 not use.
 
 Rule 1: the module examines an IP family when the rules and sets of the family have been programmed, and after each audit. An
-external program is run only if a rule has changed since the last examination. A family is not examined while the kernel lacks
-most of the family's virtual servers, or a set entry that the family's rules need, because the old rules still serve the family's
-traffic.
+external program is run only if a rule has changed since the last examination. A family is not examined while the old rules still
+serve its traffic. This is the case while the kernel lacks most of the family's virtual servers, or a set entry that the family's
+rules need.
 Rule 2: a failed examination or removal is repeated after growing pauses. Rules that cannot be read count as present.
 Rule 3: rules that a running proxy keeps writing again are removed less and less often (see ``reconcile/removal/leftovers.py``).
 Rule 4: one log line says that the rules in a place cannot be removed, and another log line says later that no leftover rules
 remain in the place.
 Rule 5: the rules and sets of the other backend are removed last, and for all IP families at once, because rules of iptables use
-these sets. The function that cleans the other backend logs the removals itself.
+these sets. The function that cleans the other backend also logs these removals.
 """
 
 import asyncio

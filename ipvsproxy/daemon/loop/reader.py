@@ -217,8 +217,8 @@ class KernelReader:
     async def observe(self) -> None:
         """Read the whole kernel. The last observed state of a part is kept if the part cannot be read."""
         now = self.clock()
-        # The times of the next readings are set before the reading begins, because a change during the reading sets an earlier
-        # time, which must not be overwritten.
+        # The times of the next readings are set before the reading begins. A change during the reading sets an earlier time,
+        # which must not be overwritten.
         self._due_s = [now + interval_s for interval_s in self._intervals_s]
         self._reading = None
         sets, families, sysctls = self._subjects()
@@ -274,8 +274,8 @@ class KernelReader:
         if not done.lacks_witnesses:
             self._has_drifted |= bool(self.reconciler.observer.newcomers)
             await in_slices(self.reconciler.observer.concluding(now), self.clock)
-        # A poll never counts as more expensive than an audit. Without this limit, one expensive poll would prevent all later
-        # polls if audits are more frequent than whole polls.
+        # A poll never counts as more expensive than an audit. If audits are more frequent than whole polls, one expensive poll
+        # would otherwise prevent all later polls.
         self._cost_s[: done.depth] = [min(cost_s, done.cost_s) for cost_s in self._cost_s[: done.depth]]
         self._cost_s[done.depth] = done.cost_s
         shares = (POLL_SHARE, POLL_SHARE, AUDIT_SHARE)
@@ -311,7 +311,7 @@ class KernelReader:
         if self.unreadable and not errors:
             log.info("kernel_readable")
         self.unreadable = frozenset(errors)
-        if errors and self._due_s[Depth.POLL]:  # 0 after a notification, because a poll after a notification is not postponed
+        if errors and self._due_s[Depth.POLL]:  # a notification sets the due time to 0; that poll is not postponed
             self._due_s[Depth.POLL] = self._due_s[Depth.WHOLE_POLL] = self.clock() + POLL_INTERVAL_AFTER_FAILURE_S
         if new_errors or (errors and is_audit):
             self._read_again_soon()

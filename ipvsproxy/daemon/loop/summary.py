@@ -28,9 +28,9 @@ class SyncSummary:
     the rules and sets of another proxy or backend. ``is_audit`` means that an audit was made directly before the sync.
     ``waited_s`` is the age of the oldest change when the sync began; 0 if there were no changes. ``observed_s``, ``translated_s``
     and ``applied_s`` are the durations of reading the kernel, translating changes and applying operations. ``conflicts`` are the
-    conflicts that are new since the last sync. ``without_scope`` are the Service ports that have begun, since the last sync, to
-    wait for a packet mark for their second scope. ``drifted`` counts, by kind, the changes of objects by other programs that were
-    found since the last sync.
+    conflicts that are new since the last sync. ``without_scope`` are the Service ports that wait for a packet mark for their
+    second scope, and have begun to wait since the last sync. ``drifted`` counts, by kind, the changes of objects by other
+    programs. Only changes that were found since the last sync are counted.
     """
 
     changes: Changes

@@ -104,7 +104,7 @@ PHASE_DURATION = _histogram(
 APPLY_DURATION = _histogram("ipvsproxy_apply_duration_seconds", "How long operations of one driver took.", FAST_S, "driver")
 NETLINK_BATCHES = _counter(
     "ipvsproxy_netlink_batches_total",
-    "Batches of consecutive operations of one driver over netlink.",
+    "Batches of consecutive operations that one driver sent over netlink.",
     "driver",
     at_zero=[(driver,) for driver in NETLINK_DRIVERS],
 )
@@ -118,7 +118,7 @@ OPERATIONS = _counter("ipvsproxy_operations_total", "Operations on the kernel.",
 SURPRISES = _counter("ipvsproxy_surprises_total", "Operations that found the kernel in a state other than the observed state.")
 INVALID_OBJECTS = _counter(
     "ipvsproxy_invalid_objects_total",
-    "Changed API objects, or parts of them, that are invalid and not used.",
+    "Invalid API objects and invalid parts of API objects, counted at each change; none of them is used.",
     "kind",
     "extent",
     at_zero=[(kind.value, extent) for kind in ObjectKind for extent in ("object", "part")],
@@ -136,7 +136,7 @@ CONFIG_IN_FORCE = _gauge(
 BUILD_INFO = _gauge("ipvsproxy_build_info", "Version of this program.", "version", "python_version")
 DRY_RUN_DIFFERENCES = _gauge(
     "ipvsproxy_dry_run_differences",
-    "Kernel objects that a run would change, at the last reading of the kernel.",
+    "Kernel objects that a run without --dry-run would change, as of the last reading of the kernel.",
     "kind",
     is_late=True,
 )
@@ -149,7 +149,7 @@ ENDPOINT_CHANGES_PENDING = _gauge(f"{_SYNC}_endpoint_changes_pending", "Changes 
 OLDEST_CHANGE_AGE = _gauge("ipvsproxy_oldest_change_age_seconds", "Age of the oldest change that is not in force.")
 UNREADABLE_PARTS = _gauge(
     "ipvsproxy_unreadable_parts",
-    "Parts of the kernel, or the manifests, that cannot be read; nothing in them is removed meanwhile.",
+    "Parts of the kernel that cannot be read, plus 1 if a manifest cannot be read; unread objects are not removed.",
 )
 LEFTOVER_RULES = _gauge(
     "ipvsproxy_leftover_rules",
@@ -182,7 +182,7 @@ DOUBTED_DELETIONS = _gauge(
 CONFLICTS = _gauge("ipvsproxy_conflicts", "Addresses and ports that several Services desire.")
 WITHOUT_SCOPE = _gauge(
     "ipvsproxy_ports_without_scope",
-    "Service ports with externalTrafficPolicy Local without a second scope, because no packet mark is free.",
+    "Service ports with externalTrafficPolicy Local that have no second scope, because no packet mark is free.",
 )
 DRAINS = _gauge("ipvsproxy_drains", "Real servers that drain: they keep their connections and get no new connections.")
 WAITING_REMOVALS = _gauge(
@@ -200,7 +200,7 @@ WATCH_RESTARTS = _counter("ipvsproxy_watch_restarts_total", "Restarts of lists a
 TRAFFIC_LISTED = _gauge("ipvsproxy_traffic_listed", "Service ports and endpoints with separate traffic series.", "kind")
 TRAFFIC_UNLISTED = _gauge(
     "ipvsproxy_traffic_unlisted",
-    "Service ports and endpoints beyond the limit; common series have their traffic.",
+    "Service ports and endpoints beyond the limit; their traffic is counted in common series.",
     "kind",
 )
 OPEN_CONNECTIONS = _gauge(

@@ -33,13 +33,13 @@ LONGEST_READING_S = 5.0
 """The longest time in seconds that a scrape waits for the counters. It is half of Prometheus's default timeout, because a scrape
 may first have to wait for another scrape.
 
-After this wait, the scrape shows the figures of the previous scrape.
+If the counters have not arrived by then, the scrape shows the figures of the previous scrape.
 """
 LINES_AT_ONCE = 200
 """The number of lines in each rendered part of a page (about 30 kB of text). If a page of several megabytes were rendered at
 once, it would block the event loop, and each scrape would allocate memory for a whole page."""
 OTHERS = "(others)"
-"""The namespace and name in the labels of the series for the common total of all ports beyond the limit (see ``Ledger``). No API
+"""Replaces namespace and name in the common series of all ports or endpoints beyond the limit (see ``Ledger``). No API
 object can have this name."""
 _DIRECTIONS = ("in", "out")
 _METRICS = {
@@ -71,7 +71,7 @@ class Ledger:
         self._last: dict[Hashable, Counters] = {}
 
     def booking(self, rows: Collection[CountedObject], ownerless: Container[Hashable] = ()) -> Iterator[None]:
-        """Add the counters of all existing objects to the totals; yields so that other tasks can run.
+        """Add the counters of all existing objects to the totals, and yield now and then so that other tasks can run.
 
         A total is forgotten as soon as no object has its labels any longer. A total grows by the difference between the current
         and the last counters of an object, or, after a counter reset, by the current counters.
@@ -153,7 +153,7 @@ class Traffic:
     async def _read_endpoints(
         self, counters: Mapping[VirtualServerKey, Counters]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
-        """The counters of the real servers of all virtual servers that have had traffic.
+        """The counters of the real servers of each virtual server that has had traffic.
 
         Virtual servers whose counters are not in the latest reading are included. A virtual server whose endpoints are not read
         would count as removed, and its traffic would be counted from zero when its endpoints are read again.
@@ -206,7 +206,7 @@ class Traffic:
                 open_connections[name] = open_connections.get(name, NO_CONNECTIONS).plus(connections)
 
     def _joining(self, counted: Collection[VirtualServerKey]) -> Iterator[None]:
-        """Find the Service and the port's labels for each virtual server that has had traffic while it was desired."""
+        """Find the Service and the port's labels for each desired virtual server that has had traffic."""
         joined = {}
         left: set[ServiceName] = set()
         # Ports are ordered by the time of their first traffic.

@@ -177,7 +177,7 @@ async def watch_descriptors() -> None:
 
 
 def lowest_free_descriptor() -> int:
-    """The lowest file descriptor that is not in use; this descriptor is at most the number of used descriptors.
+    """The lowest file descriptor that is not in use, which is a lower bound of the number of used descriptors.
 
     If all descriptors are in use, the result is the limit on descriptors.
     """

@@ -75,8 +75,8 @@ with _in_parts():
 __all__ = ["Configuration", "Credentials", "RESTClientObject", "SourceError"]
 
 PLUGIN_TIMEOUT_S = 15.0
-"""The longest time for which a plugin may run. A command waits longer than this for its first lists. If a plugin hangs, the
-command can therefore name the plugin in its last message."""
+"""The longest time for which a plugin may run. A command such as ``verify`` waits longer than this for its first lists. If a
+plugin hangs, the command can therefore name the plugin in its last message."""
 
 
 class PluginError(Exception):

@@ -47,7 +47,7 @@ class FileContent(NamedTuple):
 
 
 class _ManifestLoader(yaml.CSafeLoader):
-    """A YAML loader with the types of the API's JSON, in which a timestamp and a lone ``=`` are strings.
+    """A YAML loader that returns the types of the API's JSON: it reads a timestamp or a lone ``=`` as a string.
 
     The loader limits nesting, because libyaml's composer is recursive C code: several thousand nested brackets would overflow the
     stack and end the process.

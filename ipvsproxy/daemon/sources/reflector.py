@@ -45,8 +45,7 @@ FIRST_DELAY_S = 0.8
 LONGEST_DELAY_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
 CALM_S = 60.0
-"""If another list becomes necessary more than this many seconds after the end of the previous list, the delays start again with
-the shortest delay."""
+"""If the previous list ended more than this many seconds ago, the delays before new lists start again with the shortest delay."""
 SHORTEST_WATCH_S = 1.0
 """A watch that the server ends without an error within this many seconds counts as failed, so that a pause follows.
 Without the pause, the next watch would probably end as fast."""
@@ -59,7 +58,7 @@ BROKEN_WATCH_SPREAD_S = 4.0
 """The longest random delay, in seconds, that is added to the first back-off of a broken watch. The delay spreads the requests of
 all nodes if a server breaks all watches at once."""
 CONFIRMATION_SPREAD_S = 45.0
-"""The time over which all nodes spread their requests for a second list if all nodes doubt the same list, in seconds."""
+"""If all nodes doubt the same list, they spread their requests for a second list over this many seconds."""
 
 MAY_BE_ANOTHER = frozenset({Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR})
 """The kinds of trouble after which the server may have been restored from a backup."""
@@ -126,7 +125,7 @@ class WatchPace:
     """The clock, the sleep function and the random numbers of a reflector, and the duration of its watches.
 
     The server is requested to end each watch after a random time between ``shortest_watch_s`` and ``longest_watch_s``. A watch
-    that is still silent ``grace_s`` after its requested end counts as dead.
+    that is still silent ``grace_s`` seconds after its requested end counts as dead.
     """
 
     shortest_watch_s: float = 300
@@ -180,8 +179,8 @@ class Reflector:
     def list_again(self, at_s: float) -> None:
         """Request another list at the time ``at_s`` on the clock ``WatchPace.now``, or up to ``CONFIRMATION_SPREAD_S`` later.
 
-        The next list that ends fulfils the request, even if that list began before the request. If the list does not remove the
-        doubt, call this method again.
+        The next completed list fulfils the request, even if this list began before the request. If the caller also doubts this
+        next list, call this method again.
         """
         if at_s != self._asked_for_s or self._list_again_at_s == math.inf:
             self._asked_for_s = at_s
@@ -282,7 +281,7 @@ class Reflector:
         yield rest._replace(events=(*events, *rest.events))
 
     async def _watch(self, deliver: Deliver) -> None:
-        """Watch once. Always raises ApiError when the watch ends, with ENDED if the server has ended the watch regularly."""
+        """Watch once. Always raises ApiError when the watch ends; ENDED means that the server ended the watch normally."""
         timeout_s = self._pace.dice.uniform(self._pace.shortest_watch_s, self._pace.longest_watch_s)
         query = self._resource.watch_query(self._version, timeout_s)
         self._floor, self._newest = number(self._version), {}

@@ -31,7 +31,7 @@ from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api.targets import Targets
 
 GATEWAY_TIMEOUT, TOO_LARGE = 504, "Too large resource version"
-"""The status and the message of the answer of an API server that has not reached the requested resource version (see the page
+"""The status and message with which an API server answers if it has not reached the requested resource version (see the page
 "Kubernetes API Concepts")."""
 
 Deliver = Callable[[Sequence[Event]], None]
@@ -79,8 +79,8 @@ class ApiError(Exception):
 
 
 OnRequest = Callable[[str, str, float, str], None]
-"""Called after each request with the request's host, the HTTP status (``<error>`` without an answer), the duration in seconds,
-and the request's method."""
+"""Called after each request. The arguments are the request's host, the HTTP status (``<error>`` without an answer), the duration
+in seconds, and the request's method."""
 
 
 class BehindError(ApiError):
@@ -282,6 +282,6 @@ def log_silence(sentence: str) -> None:
 
 
 def _last_contact_s(store: Store, source: Source) -> float:
-    """The monotonic time of the last contact about a kind whose first list is missing; 0 if there was no contact."""
+    """The monotonic time of the last data from the source about a kind without a first list; 0 if there was none."""
     statuses = source.statuses
     return max((statuses[kind].contact_s or 0 for kind in store.missing if kind in statuses), default=0)

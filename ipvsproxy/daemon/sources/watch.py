@@ -50,7 +50,7 @@ KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
 server that has disappeared without closing the connection is noticed after 30 s, although a watch may be silent for minutes."""
 REPEAT_LOG_S = 300.0
 MOST_MESSAGES = 100
-"""The program remembers when it last logged a message, for at most this many messages. The limit exists because the API server
+"""For at most this many messages, the program remembers when it last logged the message. The limit exists because the API server
 may send any number of different messages."""
 HEADERS = {"Accept": "application/json;drop=metadata.managedFields, application/json", "User-Agent": "ipvsproxy"}
 """The HTTP headers of each request. The parameter ``drop`` requests objects without managedFields, which make up about a third of
@@ -191,7 +191,7 @@ class KubernetesSource(source.Source):
         message = credentials.one_line(str(error))
         event = {"kind": kind.value, "reason": error.trouble.value, "server": self._server, "retry_in_s": round(delay_s, 1)}
         hint = HINTS.get(error.trouble)
-        if not hint:  # the server has ended the watch regularly
+        if not hint:  # nobody needs to act, for example if the watch has reached its longest time
             log.debug("watch_restarting", **event, error=message)
             return
         self._failing[kind] = message

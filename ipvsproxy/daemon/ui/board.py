@@ -89,7 +89,7 @@ class Query(NamedTuple):
         if address in service.addresses:
             return any(self.port == one.port for one in service.ports)
         if any(self.port == one.node_port for one in service.ports):
-            return True  # any address matches, because it may be an address of the node
+            return True  # a node port matches at every address, because the address may belong to the node
         return any(
             any(one.port == self.port for one in item.ports) and address in item.each_address
             for item in slices

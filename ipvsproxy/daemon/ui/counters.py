@@ -6,7 +6,8 @@ Rule 1: while nobody looks at the page, only the counters of the whole node are 
 Rule 2: while somebody looks at the page, the counters of all virtual servers are read every ``SAMPLE_S``. If there are many
 virtual servers, the pauses between readings are longer (``READ_PER_S``).
 Rule 3: the real servers of a Service are read only if a viewer has opened the Service, or sees the Service in the table.
-Rule 4: a rate is computed from two readings of the same virtual server; after a counter reset, counting starts at zero.
+Rule 4: a rate is computed from two readings of the same virtual server; if the counters were reset in between, the first reading
+counts as zero.
 Rule 5: the page shows the mean of the last two rates. The kernel updates its totals every two seconds, so the rate over one short
 interval may be zero or twice the true rate.
 Rule 6: a Service that had no traffic in all remembered readings takes no memory.
@@ -49,7 +50,7 @@ READ_PER_S = 1500
 QUIET_S = 10.0
 """The shortest time between two readings while the page has no viewer."""
 SERVERS_OF_PAGES = 100
-"""The largest number of virtual servers whose real servers are read for the table pages of all viewers."""
+"""The real servers of at most this many virtual servers are read for the table pages that all viewers see."""
 SERVERS_OF_SERVICE = 400
 """The largest number of virtual servers of one Service whose real servers are read. A Service may have a virtual server for each
 of its ports on each address of the node."""

@@ -90,7 +90,7 @@ def name(events: Iterable[Document], targets: Targets) -> None:
 
 
 def sentence(endpoints: Iterable[Document], more: int) -> str:
-    """The endpoints as text, which names a Service once before its endpoints.
+    """A text that lists the endpoints, and names each Service once, before its endpoints.
 
     ``more`` is the number of further endpoints, which the text only counts.
     """

@@ -59,10 +59,10 @@ ENDPOINTS_AT_ONCE = 50
 class Explainer:
     """Describes Services and virtual servers.
 
-    ``view`` is the view of this node from which the desired state in the survey was made. ``is_carried`` returns whether a given
+    The desired state in the survey was made from ``view``, the view of this node. ``is_carried`` returns whether a given
     address is present on the node. ``connections`` returns the connections of a real server, as far as they are known. ``rates``
-    returns additional fields for a real server. ``targets`` are the pods behind the described endpoints, as far as they are
-    known.
+    returns the traffic rates of a real server as fields of the document; by default, no fields. ``targets`` are the pods behind
+    the described endpoints, as far as they are known.
     """
 
     survey: Survey
@@ -162,7 +162,7 @@ class Explainer:
         )
 
     def _scope(self, indexed: _Indexed, use: explanations.PortUse, clients: Clients) -> Generator[None, None, Document | None]:
-        """Describes the second scope of a port, which serves only ``clients`` at the port's external addresses.
+        """Describes the second scope that serves only ``clients`` at the external addresses of a port.
 
         None if the port has no such scope.
         """
@@ -278,7 +278,7 @@ class Explainer:
 
 
 def _choices(settings: VirtualServerSettings, thresholds: Thresholds) -> Document:
-    """The scheduler, scheduler flags and limits of a virtual server, which its Service may choose."""
+    """The scheduler, scheduler flags and limits of a virtual server; the Service may choose these values."""
     return {"scheduler": settings.scheduler, "schedulerFlags": settings.flag_names, **_limits(thresholds)}
 
 

@@ -29,7 +29,8 @@ MOST_AT_ONCE, MOST = 8, 32
 """The largest number of Services whose names one answer contains, and the largest number of Services whose names are kept.
 The second number is larger, so that several viewers do not evict each other's names."""
 MOST_FORMER = 1000
-"""The largest number of former endpoints whose names are kept. Draining endpoints and events are shown with these names."""
+"""The largest number of former endpoints whose names are kept. The page shows these names for draining endpoints and in
+events."""
 ReadTargets = Callable[[ServiceName], Awaitable[Targets]]
 """Reads the pods behind the endpoints of a Service. Raises ApiError."""
 

@@ -257,7 +257,7 @@ class EventLog:
         self.syncs: collections.deque[dict[str, Any]] = collections.deque(maxlen=SYNCS)
         """The last syncs, the newest first."""
         self.failed = 0
-        """The number of operations that failed in the last sync that had operations; 0 if nothing is pending."""
+        """The number of failed operations in the last sync with failures; 0 once a later sync has left nothing pending."""
         self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=EVENTS)
         self._failing: frozenset[str] = frozenset()
         self._states: dict[tuple[str, str], str] = {}

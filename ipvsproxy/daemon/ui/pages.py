@@ -39,8 +39,8 @@ from ipvsproxy.translate.view import NodeView
 
 LARGEST_PAGE = 200
 ENDPOINTS_PER_S = 300
-"""The number of endpoints for which an answer about a Service is kept for one second. With twice as many endpoints, the answer is
-kept for two seconds. Answers then take about 2 % of a processor."""
+"""An answer about a Service with this many endpoints is kept for one second. With twice as many endpoints, the answer is
+kept for two seconds. Because answers are kept this long, making them takes about 2 % of a processor."""
 SHORTEST_KEPT_S, LONGEST_KEPT_S = 1.0, 10.0
 ANSWERS_KEPT = 4
 """The number of answers that are kept; each has some megabytes."""

@@ -159,7 +159,7 @@ class Attributes:
         return self._data[slice(*self._at[kind])]
 
     def number(self, kind: int, default: int | None = None) -> int:
-        """An unsigned integer in network byte order, of any length."""
+        """The value of an attribute that is an unsigned integer of any length, in network byte order."""
         return default if default is not None and kind not in self._at else int.from_bytes(self.payload(kind), "big")
 
     def text(self, kind: int, default: str | None = None) -> str:
@@ -171,7 +171,7 @@ class Attributes:
         return Attributes(self._data, *self._at.get(kind, (0, 0)))
 
     def parts(self, kind: int) -> Iterator[tuple[bytes, int, int]]:
-        """The attributes in a nested attribute that is a list, in the list's order; empty if the nested attribute is absent."""
+        """The attributes in a list (a nested attribute), in their order; empty if the list is absent."""
         return ((self._data, first, last) for _, first, last in walk(self._data, *self._at.get(kind, (0, 0))))
 
 

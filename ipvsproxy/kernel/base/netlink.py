@@ -39,15 +39,16 @@ time.
 RECEIVE_SIZE = 65536
 """The size in bytes of the buffer for one read.
 
-After a read with a buffer of 32 KiB, the kernel sends datagrams of up to 32 KiB, which would be truncated in a smaller buffer.
+After one read with a buffer of 32 KiB or more, the kernel sends datagrams of up to 32 KiB. A smaller buffer would then truncate
+datagrams.
 """
 DUMP_PAUSES_S: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """The pauses before the attempts at a dump, in seconds: one pause for each attempt. An attempt is repeated if the kernel's data
 changed during the attempt, or if an answer was lost.
 
 The kernel continues to change the data of IPv6 addresses after they were added. With ten thousand addresses, this takes half a
-second. If each attempt at a dump lost an answer, each later dump gets only one attempt until a dump succeeds. Without this rule,
-the attempts to dump 34 sets would wait for almost half a minute in total.
+second. If all attempts at a dump have lost an answer, later dumps get only one attempt each, until an attempt loses no answer.
+Without this rule, the attempts to dump 34 sets would wait for almost half a minute in total.
 """
 UNANSWERED = -1
 """The value in place of an error number if the kernel's answer was lost. It is then unknown whether the change is in force."""
@@ -148,7 +149,7 @@ class Channel:
         self._buffer = bytearray(RECEIVE_SIZE)
         self._next = 1
         self._limit = CHUNK_LIMIT
-        self._loses_answers = False  # whether every attempt to read the last dump lost an answer
+        self._loses_answers = False  # whether an answer was lost in every attempt to read the most recent dump
 
     def close(self) -> None:
         """Close the socket; the next use of the channel opens a new socket."""
@@ -172,8 +173,8 @@ class Channel:
         If the first message fails with the error number ``refusal``, the kernel neither handles nor answers the remaining
         messages.
 
-        Returns a mapping from the index of each failed message to its error number, in any order. The error number ``UNANSWERED``
-        means that the answer was lost. Every message without an entry in the result has been applied.
+        Returns the error number of each failed message by the index of the message. The indices may be in any order. The error
+        number ``UNANSWERED`` means that the answer was lost. Every message without an entry in the result has been applied.
         """
         failed: dict[int, int] = {}
         numbered, first = self._numbered(*messages)

@@ -60,7 +60,7 @@ NFTA_GEN_ID = 1
 _APPEND = 0x800
 INET = 1  # The family NFPROTO_INET.
 _DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER with the value for host byte order.
-_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT: programs such as nft print this text as a comment.
+_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT: programs such as nft print a text of this type as a comment.
 _LONG_TEXT, _FINGERPRINT = 0x69, 0x6A  # Only ipvsproxy uses these two types; other programs ignore them.
 NFTA_LIST_ELEM = 1
 NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
@@ -77,9 +77,9 @@ def transaction(messages: Sequence[bytes], generation: int | None = None) -> lis
     """The messages of a transaction, which the kernel applies either completely or not at all.
 
     The caller must send all messages by one call of ``Channel.run``. The result begins with the message that starts the
-    transaction. The end of the transaction is appended to the last message, because kernels before 6.10 do not acknowledge the
-    end as a separate message. If ``generation`` is given and is not the kernel's generation any more, the kernel refuses the
-    transaction with ``STALE``.
+    transaction. Because kernels before 6.10 do not acknowledge the end of a transaction, the end is not a separate message, but
+    is appended to the last message. If ``generation`` is given and is not the kernel's generation any more, the kernel refuses
+    the transaction with ``STALE``.
     """
     named = integer(NFTA_GEN_ID, generation) if generation is not None else b""
     begin, end = (
@@ -266,8 +266,8 @@ def _elements(name: str, encoded: bytes = b"") -> bytes:
 def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> bytes:
     """Adds elements to a set, or removes elements from the set.
 
-    If ``is_exclusive`` is false, adding an element that is already present with the same data succeeds, and the element keeps its
-    old comment. Removing an element that is absent fails.
+    If ``is_exclusive`` is false, an addition succeeds even if the element is already present with the same data. The element then
+    keeps its old comment. Removing an element that is absent fails.
     """
     flags = 0 if is_removal else netlink.CREATE | netlink.EXCLUSIVE * is_exclusive
     return _message(NFT_MSG_DELSETELEM if is_removal else NFT_MSG_NEWSETELEM, flags, _elements(name, encoded))

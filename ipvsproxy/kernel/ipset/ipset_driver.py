@@ -129,7 +129,7 @@ class IpsetDriver(SetsDriver):
         return explain(number, set_type)
 
     def _revision(self, ip_set: IpSet) -> int:
-        """The lowest revision of the set type that our set needs; if the kernel lacks this revision, the nearest one that it has.
+        """The lowest sufficient revision of our set's type, or the nearest revision if the kernel lacks that one.
 
         Raises:
             KernelError: the kernel lacks the set type or, for a set that assigns marks, a revision of the set type that supports

@@ -247,7 +247,7 @@ class Range(NamedTuple):
 
 
 def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Range | None:
-    """The revisions of a set type; None means that the kernel neither has nor can load the type, or has another protocol version.
+    """The revisions of a set type; None if the kernel can neither find nor load it, or has another protocol version.
 
     Raises:
         KernelError: the kernel has no ipset, or the kernel did not answer.

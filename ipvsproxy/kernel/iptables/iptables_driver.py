@@ -25,7 +25,7 @@ PUT_BACK_LIMIT = 3
 """The number of times that a jump is moved back above another program's rule. After that, the other program's order is
 accepted."""
 LOCK_WAIT_S = 5
-"""The longest time for which iptables waits for its lock, which all programs that write rules on this host share."""
+"""The longest time for which iptables waits for its lock. All programs that write rules on this host share this lock."""
 
 COMMANDS: Mapping[Family, str] = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 """The program of each family, in the default variant of this host.
@@ -111,7 +111,8 @@ class IptablesDriver:
     """Reads and writes the fixed rules of both IP families.
 
     Only the rules in ``chains`` and the rules in ``jumps`` belong to ipvsproxy: the driver never returns or removes other rules.
-    ``commands`` are the names of the programs in PATH. ``proc`` is the mount point of the proc file system.
+    ``commands`` has the name of the iptables program for each family; PATH is searched for the program. ``proc`` is the mount
+    point of the proc file system.
     """
 
     def __init__(

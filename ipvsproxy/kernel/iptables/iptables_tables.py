@@ -33,7 +33,8 @@ OPTIONAL_TABLES = ("mangle",)
 (docs/scopes.md)."""
 
 TRIED_TABLE = "nat"
-"""The table in which ipvsproxy tries whether rules can be written, because every iptables program writes rules there."""
+"""The table on which ipvsproxy tests whether the kernel accepts rules. The table is chosen because every iptables program writes
+rules there."""
 
 _GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES; the numbers for IPv6 are the same.
 _INFO = struct.Struct("=80xI")  # The field of ipt_getinfo that holds the size of the entries in bytes.
@@ -172,7 +173,7 @@ def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...
 
 
 def _host_ports_beside(family: Family, variant: str) -> str:
-    """Returns where hostPort rules exist that our variant of iptables does not show; empty if there are none."""
+    """Returns the place of hostPort rules that our variant of iptables does not show; empty if there are none."""
     is_unseen = functools.partial(_is_unseen, is_legacy=variant == "legacy")
     if modules.may_have_nf_tables() and has_chain(family, is_unseen):
         return "nf_tables"

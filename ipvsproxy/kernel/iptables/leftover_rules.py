@@ -2,7 +2,8 @@
 
 Rule 1: a table that cannot be read is an error, and never counts as clean. A table that this kernel or host certainly does not
 have counts as clean.
-Rule 2: if the fingerprint is the same as before, no rule has changed, so no program of iptables is run.
+Rule 2: if the fingerprint of the rules of an IP family and variant is the same as before, none of these rules has changed.
+Therefore, no program of iptables is run.
 Rule 3: reading rules creates no table and loads no module. There is one exception: nf_tables may be loaded once if this host's
 module files are not visible.
 Rule 4: a program of iptables reads nf_tables only if the kernel has a chain that may contain leftover rules, or if the chains
@@ -148,7 +149,8 @@ class LeftoverRules:
         if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        # The program in PATH must have the variant ``place.variant`` if ``is_in_path`` is true, and otherwise the other variant.
+        # If ``is_in_path`` is true, the program in PATH must have the variant ``place.variant``. If not, it must have the other
+        # variant.
         is_in_path = place.is_used or self._backend is not Backend.IPTABLES
         if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
@@ -163,7 +165,7 @@ class LeftoverRules:
             return ""
 
     def _may_have_chain(self, family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
-        """Whether a program of iptables has to be run, because nf_tables may have a chain that ``concerns`` selects.
+        """Whether nf_tables may have a chain for which ``concerns`` returns true, so that iptables must be run.
 
         Raises:
             KernelError: the chains could not be read.
@@ -171,7 +173,7 @@ class LeftoverRules:
         try:
             return self._has_chain(family, concerns)
         except KernelError:
-            if self._backend is not Backend.IPTABLES:  # if the backend is nftables, iptables may not be installed
+            if self._backend is not Backend.IPTABLES:  # if the backend is nftables, the host may lack iptables
                 raise
             return True
 

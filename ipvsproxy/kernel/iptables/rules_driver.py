@@ -1,9 +1,9 @@
 """Runs the iptables driver of each family in a separate thread: an iptables program that hangs or waits blocks no other work.
 
-Rule 1: a call waits at most ``patience_s`` for an iptables program, or ``SHORT_PATIENCE_S`` if the family's last program did not
-end while its call waited. The first call that reads rules always waits up to ``patience_s``. To read rules, iptables needs no
-lock. If the first call ended before its answer, the next attempt to write would discard the answer. The rules would then stay
-unknown for as long as writes fail.
+Rule 1: a call waits at most ``patience_s`` for an iptables program. If the call that started the family's last program stopped
+waiting for it, the limit is ``SHORT_PATIENCE_S``. The first call that reads rules always waits up to ``patience_s``. To read
+rules, iptables needs no lock. If the first call that reads rules stopped waiting too early, the next attempt to write would
+discard the late answer. The rules would then stay unknown for as long as writes fail.
 Rule 2: if a call stops waiting before its program has ended, the program continues to run. The operation of the call counts as
 failed (EINPROGRESS) until the program ends. The next attempt at the same operation returns the outcome of the earlier program.
 Rule 3: only one program of each IP family runs at a time. The programs of different IP families do not wait for each other.

@@ -29,9 +29,9 @@ class Listing:
 
     ``chains`` are our existing chains, with the text of each rule. ``jumps`` has the number of copies of each jump; exactly one
     copy is right. ``foreign_jumps`` maps each of our chains to one rule of another program that jumps to the chain, if there is
-    one. ``above`` and ``below`` are the rules of other programs before and after each jump in the jump's chain. ``hidden`` are
-    tables that iptables does not show because they have rules that only nft understands; our chains may be in hidden tables. The
-    content of hidden tables is unknown.
+    one. For each jump, ``above`` and ``below`` have the rules of other programs that stand before and after the jump in its
+    chain. ``hidden`` are tables that iptables does not show because they have rules that only nft understands; our chains may be
+    in hidden tables. The content of hidden tables is unknown.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]
@@ -145,7 +145,7 @@ def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump]
     in ``listing`` that are not in the skeleton are removed. If a rule of another program jumps to such a chain, the chain is
     emptied instead of removed. Absent jumps are inserted one after the other at the top of their chain, so the skeleton's last
     jump is on top, as in kube-proxy. A jump that is present keeps its position. If a jump exists more than once, only the last
-    copy is kept, which is the oldest copy. Jumps in ``moved`` are inserted at the top of their chain again.
+    copy is kept, which is the oldest copy. A jump in ``moved`` is removed, and then inserted at the top of its chain.
     """
     lines: list[str] = []
     gone = [key for key in listing.chains if key not in skeleton.chains]

@@ -1,4 +1,4 @@
-"""Finds out which variant of iptables, nf_tables or legacy, holds this node's rules on a node with both variants.
+"""Finds out which variant of iptables (nf_tables or legacy) holds the rules of a node with both variants.
 
 The kernel applies the rules of both variants, but neither variant shows the other variant's rules. If a node has rules in both
 variants, the rules of two programs may be applied in the wrong order. To keep all rules in one variant, our rules are written to

@@ -106,10 +106,10 @@ class IpvsDriver:
             yield from reader.read(whole=True)
 
     def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
-        """Reads, in parts, only virtual servers that have changed or were written since they were last returned.
+        """Yields, in parts, the virtual servers that changed, or that this driver wrote, since they were last returned.
 
-        If ``whole`` is false, this method does not find changes of weights, replaced real servers, changes of IPv6 real servers,
-        or writes by this driver.
+        If ``whole`` is false, this method misses changed weights, replaced real servers, changes of IPv6 real servers, and this
+        driver's own writes.
 
         Raises:
             KernelError: a part of the table could not be read. The parts of the table that were returned before the error are
@@ -273,7 +273,7 @@ class IpvsDriver:
     def _send(self, messages: Sequence[bytes], numbers: Sequence[int], failed: dict[int, ipvs_operations.Failure]) -> None:
         """Send the messages, and record each failure in ``failed``.
 
-        ``numbers`` holds the number of each message's object, in the order of the messages.
+        ``numbers`` has, for each message, the number of the object that the message is about.
         """
         for index, number in sorted(self._channel.run_all(messages).items()):
             failed.setdefault(numbers[index], ipvs_operations.Failure(number))

@@ -91,7 +91,8 @@ class Encoder:
         method = _TUNNEL if weight >= TUNNELLED else _MASQUERADE
         name = _holes(key)
         values = () if verb is Verb.REMOVE else (_pack_u32(without_method(weight)),)
-        for size, alike in itertools.groupby(keys, len):  # another program may have added a real server of the other IP family
+        # another program may have added a real server whose IP family is not the virtual server's
+        for size, alike in itertools.groupby(keys, len):
             encode = self._destination(verb, _shape(key), FAMILY_BY_LENGTH[size - PORT_SIZE], thresholds, method)
             yield from (encode((*name, one[:-PORT_SIZE], one[-PORT_SIZE:], *values)) for one in alike)
 
@@ -213,7 +214,10 @@ def _netmask(family: Family, prefix_length: int) -> str:
 
 
 def prefix_length(family: Family, netmask: bytes) -> int:
-    """The prefix length of a netmask from the kernel: a bit mask for IPv4, and a number in host byte order for IPv6."""
+    """The prefix length of a netmask from the kernel.
+
+    An IPv4 netmask is a bit mask; an IPv6 netmask is the prefix length in host byte order.
+    """
     if family is Family.IPV6:
         return int.from_bytes(netmask, sys.byteorder)
     return int.from_bytes(netmask, "big").bit_count()

@@ -39,8 +39,8 @@ PART_S = 0.003
 CHECKED_EVERY = 16
 """The number of virtual servers that are read before the clock is read again."""
 ROOM = 16
-"""The buffer has room for this many more virtual servers than the kernel has counted, because virtual servers may be added before
-the kernel answers."""
+"""The number of virtual servers for which the buffer has room beyond the kernel's count. This room is needed because virtual
+servers may be added before the kernel answers."""
 FIRST_ROOM = 32
 """The number of real servers for which the first query about connections has room. If the answer fills the buffer, the query is
 repeated with a larger buffer.
@@ -138,7 +138,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
         self._known = dict.fromkeys(self._known, _WRITTEN)
 
     def read(self, *, whole: bool) -> Iterator[Reading]:
-        """Reads, in parts, each virtual server that was changed or written since ``read`` last returned it.
+        """Reads, in parts, each virtual server that has changed, or was written by us, since ``read`` last returned it.
 
         If ``whole`` is false, real servers are read only if the row of their virtual server has changed. A virtual server that
         this process has written is returned only by a later call whose ``whole`` is true.

@@ -33,7 +33,7 @@ ONE_PACKET = 0x4
 SCHEDULER_FLAGS = (0x8, 0x10, 0x20)
 """The three flags whose meaning the scheduler defines."""
 PART_S = 0.004
-"""The longest time in seconds of one part of a reading. Operations on the kernel may have to wait until the part ends.
+"""The time, in seconds, after which one part of a reading ends. Operations on the kernel may have to wait until the part ends.
 
 For each 32 kB of its answer, the kernel walks its table from the beginning, which takes 8 ms with 100,000 virtual servers.
 """

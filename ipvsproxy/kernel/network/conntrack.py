@@ -154,8 +154,8 @@ def _filtered_query(family: Family, flows: Sequence[Flow]) -> bytes:
     """The request for a listing of the flows of an IP family.
 
     Since Linux 5.8, the kernel leaves out most flows that are not in ``flows``; older kernels list all flows. The filter contains
-    the protocol, port and address that all of ``flows`` have in common. The filter never contains an IPv6 address, because the
-    kernel would then leave out exactly the flows with the address (``ctnetlink_filter_match_tuple`` in
+    the protocol, port and address that all of ``flows`` have in common. The filter never contains an IPv6 address, because such a
+    filter makes the kernel leave out exactly the flows that have this address (``ctnetlink_filter_match_tuple`` in
     net/netfilter/nf_conntrack_netlink.c).
     """
     protocols, ports, addresses = ({getattr(flow, name) for flow in flows} for name in ("protocol", "port", "address"))

@@ -171,7 +171,7 @@ class RouteDriver:
     def _make_template(self, is_removal: bool, family: Family) -> message.Encode:  # noqa: FBT001 - positional, so that ``functools.cache`` sees equal calls
         """The template of a message about a route.
 
-        The route has no preferred source address, because the route would keep this source address after the address was removed.
+        The message names no preferred source address, because the route would keep that address even after the host had lost it.
         """
 
         def build(address: str) -> bytes:

@@ -36,7 +36,7 @@ def open_socket() -> socket.socket:
 class NftChanges:
     """Counts changes that other programs make in our table. Any thread may call ``read`` and use ``count``.
 
-    ``count`` is None if the kernel sends no notifications, so that only the generation shows changes. ``own_ports`` are the port
+    ``count`` is None if the kernel sends no notifications; only the generation then shows changes. ``own_ports`` are the port
     IDs of the sockets through which ipvsproxy changes the table; the caller may add port IDs later.
     """
 

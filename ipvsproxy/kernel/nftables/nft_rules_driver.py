@@ -2,8 +2,8 @@
 
 Our table has the rules of both IP families. Each chain's name contains the family and the iptables table, as in
 ``IPv4-nat-KUBE-SERVICES``. For each family and each built-in chain of iptables that has one of our jumps, our table has a
-separate base chain. Every rule carries the text that iptables would print for the rule; ``nft list table inet ipvsproxy`` shows a
-short text as the rule's comment.
+separate base chain. Every rule carries the text that iptables would print for the rule. If this text is short enough, ``nft list
+table inet ipvsproxy`` shows it as the rule's comment.
 """
 
 import errno
@@ -241,8 +241,8 @@ class NftRulesDriver:
         """The messages that refill the emptied chains of an IP family with the rules that the chains have in ``listing``.
 
         Raises:
-            ValueError: another program has added or changed a rule, or has changed a base chain. Without the foreign rule or the
-                changed chain, the rewritten rules might accept packets that are to be dropped.
+            ValueError: another program has added or changed a rule, or has changed a base chain. Rules rewritten without this
+            change might accept packets that are to be dropped.
         """
         observed = self.observed(family, listing)
         ours = (listing.rules.get(nft_rule.chain_name(family, *key), ()) for key in self._chains)
@@ -374,7 +374,7 @@ def _encode(rule: Rule, name: str, expanded: Sequence[nft_rule.Expressions], fam
 
 
 def _runs(printed: Sequence[_Printed]) -> Iterator[tuple[list[_Printed], bool]]:
-    """The nf_tables rules of one of our chains, grouped by the rule that they replace, and whether each group is unchanged.
+    """Yields the nf_tables rules of one of our chains, grouped by ``Rule``, and whether each group is unchanged.
 
     All nf_tables rules that together replace one rule have the same text and fingerprint. If one of the nf_tables rules is
     missing or changed, the whole group counts as changed.

@@ -4,7 +4,7 @@ A set of nftables has no maximum size, so the set is never full. The address, pr
 key. A set that gives marks maps each key to a mark.
 
 Consecutive entries of one set share a message, and several messages share a transaction. If the kernel refuses a message, it
-refuses the whole transaction, which is then repeated with only the acceptable entries of the message.
+refuses the whole transaction. The driver then repeats the transaction without the unacceptable entries of the message.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ _NUMBER = struct.Struct("=I")
 class _Part(NamedTuple):
     """The messages for some entries of one set.
 
-    ``repairs`` is the number of times that refused messages for these entries have been replaced by other messages.
+    ``repairs`` counts how often the driver has replaced refused messages for these entries by other messages.
     """
 
     verb: Verb
@@ -59,7 +59,7 @@ class _Part(NamedTuple):
 class NftSetsDriver(SetsDriver):
     """Reads and writes the sets of our table; a ``SetsDriver``."""
 
-    most_at_once = 1 << 20  # the largest transaction in bytes, which one ``send`` sends completely
+    most_at_once = 1 << 20  # the largest transaction in bytes; a single ``send`` sends all of it
 
     def __init__(
         self,

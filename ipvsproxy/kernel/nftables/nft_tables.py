@@ -4,14 +4,15 @@ Starts no process.
 
 For ``doctor``, this module also finds chains of other programs that refuse packets of Services by default. Tables of nf_tables
 are read by netlink, which shows the rules of iptables-nft as well. The tables of iptables-legacy are read from the output of
-``iptables-legacy-save``. A chain is included even if packets never reach the chain.
+``iptables-legacy-save``. A chain that would refuse packets is found even if packets never reach the chain.
 
 Rule 1: a table that cannot be read is an error, and never counts as absent.
 Rule 2: a table is removed only in the same generation of nf_tables in which the table was recognised as a leftover. If the
 generation has changed, the table is read again.
 Rule 3: reading tables should not make the kernel load nf_tables. If the files of the kernel's modules are visible, they show
-whether a query would make the kernel load nf_tables. In that case, no query is sent. If the files are not visible, a query may
-load nf_tables. If the kernel could not load nf_tables, no further query is sent to the kernel until the module appears.
+whether a query would make the kernel load nf_tables. If a query would load nf_tables, no query is sent. If the files are not
+visible, a query may load nf_tables. If the kernel could not load nf_tables, no further query is sent to the kernel until the
+module appears.
 """
 
 import contextlib

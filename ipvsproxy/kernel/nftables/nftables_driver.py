@@ -70,7 +70,7 @@ class NftDriver:
         return outcomes
 
     def _replace_unlike(self, operations: Sequence[Operation]) -> None:
-        """Replace each existing set that has the name, but not the parameters, of a set that must be created.
+        """If a set that must be created already exists with other parameters, replace the existing set.
 
         The existing set was created by another version of ipvsproxy, or by a file that nft loaded. A set cannot be removed while
         a rule uses the set, so the transaction that replaces a set also writes the rules of the set's family. The transaction
@@ -95,8 +95,8 @@ class NftDriver:
     ) -> tuple[Sequence[bytes], int | None]:
         """The messages that replace the given sets, and the generation for which the messages are made.
 
-        ``new`` are the operations that create the sets that are absent or have other parameters. The messages create all of these
-        sets, because the rules may use any of them.
+        ``new`` are the operations that create each desired set that is absent, or whose parameters in the kernel differ. The
+        messages create all of these sets, because the rules may use any of them.
         """
         listing = self.rules.listing()
         names = {ip_set.name for ip_set in unlike}

@@ -105,7 +105,7 @@ def chain_name(family: Family, table: str, chain: str) -> str:
 
 
 def expand(rule: Rule, family: Family, table: str) -> list[Expressions]:
-    """The nf_tables rules, in their order, that replace one rule of a chain in the iptables table ``table``.
+    """The ordered nf_tables rules that replace one rule of a chain in the iptables table ``table``.
 
     Raises:
         ValueError: a set is unknown, or a match does not fit the type of its set.

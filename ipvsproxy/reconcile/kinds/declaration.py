@@ -1,6 +1,6 @@
 """Declares a kind of kernel object: its tables, the stages and preconditions of its operations, and its differences.
 
-No other code distinguishes between kinds. ``kinds/node_tables.py`` lists them.
+Code that iterates over ``NodeTables.kinds`` treats all kinds in the same way. ``kinds/node_tables.py`` lists them.
 
 The stages give the order of the operations within one plan. Additions come before removals, and an object that restricts another
 object comes before the restricted object:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MISSING = "missing"
 STALE = "nothing"
-"""The text for the desired value in a ``Difference`` about an observed object that is not desired."""
+"""The value of ``Difference.desired`` if the object is observed but not desired."""
 
 
 class Stage(enum.IntEnum):
@@ -146,7 +146,10 @@ class ReconciledKind(Generic[K, V, W]):
     is_witness: ClassVar[bool] = False
 
     def __init__(self, all_tables: "NodeTables", names: Iterable[str] = ("",)) -> None:
-        """``names`` are the names of the tables. In texts for people, the name of an object follows the name of its table."""
+        """``names`` are the names of the tables.
+
+        Texts for people give the name of the table first, then the name of the object.
+        """
         self.all = all_tables
         self.names: Mapping[Table[K, V, W], str] = {self.make_table(): name for name in names}
         self.tables = tuple(self.names)
@@ -175,7 +178,7 @@ class ReconciledKind(Generic[K, V, W]):
         return self.objects
 
     def place(self, item: Any) -> tuple[Table[K, V, W], K]:
-        """The table that holds the only object of an operation's item, and the key of this object in the table.
+        """The table and the key of the only object in an operation's item.
 
         Raises:
             ValueError: the operation's item has several objects.
@@ -290,7 +293,7 @@ class PresenceKind(ReconciledKind[K, Owner, bool]):
         return each(functools.partial(table.confirm, value=value), self.identity(item))
 
     def identity(self, item: Any) -> Collection[Any]:
-        """The keys of all objects of an operation's item."""
+        """The keys of all objects that an operation's item contains."""
         return getattr(item, "keys", None) or (item.key,)
 
     def label(self, table: Table[K, Owner, bool], key: K) -> str:

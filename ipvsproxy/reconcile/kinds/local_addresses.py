@@ -47,8 +47,8 @@ class Addresses(PresenceKind[Address]):
     def may_be_removed(self, table: Table[Address, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
         """The surplus addresses that may be removed (rule 2).
 
-        An address may be removed only if it is no witness of a virtual server. If an address must stay local, it may be removed
-        only after the desired method (device or route) has made it local.
+        An address may be removed only if it is no witness of a virtual server. If a service address must stay local, its old
+        binding (device or route) may be removed only after the desired binding has been added.
         """
         if not circumstances.has_observed_all:
             return ()

@@ -64,8 +64,8 @@ class NodeTables:
         self.states: Mapping[ServiceName, ServiceState] = self._states
         """The desired state of each Service."""
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
-        """The desired set entries of each Service whose state has virtual servers that another Service owns. These
-        are only some of the entries of its state."""
+        """The desired set entries of each Service whose state has virtual servers that another Service owns. Some entries of the
+        Service's own state are left out."""
         self.restricting: dict[ServiceName, ServiceState] = {}
         """The desired state of each Service that has a virtual server whose source ranges do not include this node."""
         self.in_rules: dict[Family, frozenset[VirtualServerKey]] = {}

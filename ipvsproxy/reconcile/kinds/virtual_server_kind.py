@@ -3,13 +3,13 @@
 Each object of this kind is one virtual server with all its real servers.
 
 Rule 1: a virtual server with source ranges is added only after the ranges are in the kernel.
-Rule 2: real servers are added only after the undesired entry that exempts their traffic from masquerading has been removed (see
-``set_kinds.py``).
+Rule 2: an undesired entry may exempt the traffic of real servers from masquerading. These real servers are added only after the
+entry has been removed (see ``set_kinds.py``).
 Rule 3: a virtual server by firewall mark is added only when the kernel has the set entry that is its witness. A virtual server by
-firewall mark gets its real servers in a later plan, after the kernel has added the virtual server. If another program makes a
-virtual server by the same firewall mark in the meantime, ipvsproxy does not change that virtual server. As long as an undesired
-set entry marks packets, the marked packets may be for another Service. Until this entry is gone, ipvsproxy does not change the
-virtual server of the mark.
+firewall mark gets its real servers in a later plan, after the kernel has added the virtual server. If another program adds a
+virtual server with the same firewall mark in the meantime, ipvsproxy does not change that virtual server. An undesired set entry
+may still give the mark to packets for another Service. Until this entry is gone, ipvsproxy does not change the virtual server of
+the mark.
 """
 
 import errno
@@ -190,7 +190,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         """Records real servers.
 
         If the virtual server had no real servers, and the operation adds all desired real servers, the desired and the observed
-        state share one object.
+        state share one ``weights`` object.
         """
         table, key, keys = self.objects, item.virtual_server, item.keys
         desired, observed = table.desired.get(key), table.observed.get(key)
@@ -218,7 +218,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
     def _settle_thresholds(self, verb: Verb, item: RealServers) -> None:
         """Records the thresholds that apply after an operation.
 
-        The thresholds are put into a new object, to which nothing else refers.
+        The thresholds go into a new object, to which only the table refers.
         """
         observed = self.objects.observed[item.virtual_server]
         thresholds = {one: value for one, value in (observed.thresholds or {}).items() if one not in item.keys}
@@ -228,7 +228,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         self.objects.exchange(item.virtual_server, changed)
 
     def _weights_to_change(self, key: VirtualServerKey, observed: ObservedVirtualServer) -> dict[RealServerKey, int]:
-        """The observed weights, as an object that may be changed because nothing else refers to it."""
+        """A copy of the observed weights that may be changed: only the table and this object refer to the copy."""
         weights = self._changed.get(key)
         if weights is None:
             # The observed object must not change: the next reading may return it again.
@@ -259,7 +259,7 @@ class VirtualServers(ReconciledKind[VirtualServerKey, VirtualServer, ObservedVir
         return each(self._compare, self._changed)
 
     def _compare(self, key: VirtualServerKey) -> None:
-        """Compares a virtual server with its desired state; equal weights are then stored as one shared object."""
+        """Compares a virtual server with its desired state; if the weights are equal, both then share one object."""
         desired, observed = self.objects.desired.get(key), self.objects.observed.get(key)
         if desired and observed and observed.real_servers is not desired.weights and observed.real_servers == desired.weights:
             observed = observed.has(desired.weights)

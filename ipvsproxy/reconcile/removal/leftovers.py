@@ -1,9 +1,9 @@
 """Leftover rules: rules of kube-proxy's iptables and nftables modes, and rules of ipvsproxy in the unused variant of iptables.
 
-Leftover rules are removed as soon as the desired rules are in the kernel. The names and comments come from
-pkg/proxy/iptables/proxier.go, cleanup.go, and pkg/proxy/nftables/proxier.go in kubernetes/kubernetes. This module lists chains
-and maps of kube-proxy's nftables mode. Every version of kube-proxy from 1.29 on has at least these chains and maps. ``kube-proxy
---cleanup`` itself identifies its table only by the name of the table.
+Leftover rules are removed as soon as the desired rules are in the kernel. The names and comments of kube-proxy's chains, rules
+and tables come from pkg/proxy/iptables/proxier.go, cleanup.go, and pkg/proxy/nftables/proxier.go in kubernetes/kubernetes. This
+module lists chains and maps of kube-proxy's nftables mode. Every version of kube-proxy from 1.29 on has at least these chains and
+maps. ``kube-proxy --cleanup`` itself identifies its table only by the name of the table.
 
 Rule 1: a chain is removed if its name is used only by kube-proxy's iptables mode, or if it is ipvsproxy's chain in the unused
 variant.
@@ -16,8 +16,8 @@ Rule 4: no chain is removed while a used chain of ipvsproxy leads to a leftover 
 the kernel.
 Rule 5: rules that have come back ``FREE_RETURNS`` times count as rules of a running program. From then on, the rules are removed
 only once every ``PATIENCE_S`` seconds.
-Rule 6: a table belongs to kube-proxy if it has the same family and name as kube-proxy's table, the same base chains with the same
-hooks, and all other chains and maps of kube-proxy's table. If the table has a comment, the comment must be kube-proxy's; versions
+Rule 6: a table belongs to kube-proxy if it has the family and name of kube-proxy's table, and all chains and maps that this
+module lists. The base chains must be at the listed hooks. If the table has a comment, the comment must be kube-proxy's; versions
 of nft before 0.9.7 write no comment. A table that has only its name in common with kube-proxy's table is not touched.
 """
 
@@ -66,7 +66,7 @@ The target of the last three jumps, ``KUBE-PROXY-FIREWALL``, is also a chain of 
 
 
 def is_of_iptables_mode(key: ChainKey) -> bool:
-    """Whether kube-proxy's iptables mode uses a chain of this name, and the kubelet, network plug-ins and IPVS mode do not."""
+    """Whether kube-proxy's iptables mode uses this chain, unlike IPVS mode, the kubelet and network plug-ins."""
     return key in _CHAINS or (key.table == "nat" and _CHAIN_OF_SERVICE.fullmatch(key.chain) is not None)
 
 

@@ -1,4 +1,4 @@
-"""Plans the removal of all objects of ipvsproxy in the kernel, and of no other objects, for ``--cleanup``.
+"""Plans a ``--cleanup``: the removal of exactly those kernel objects that belong to ipvsproxy.
 
 A cleanup may also be limited to the objects that kube-proxy does not know, or to the objects that hide the API server.
 
@@ -68,10 +68,10 @@ def plan(
 def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -> Cleanup:
     """The part of a cleanup that removes only objects that kube-proxy does not know.
 
-    The objects that kube-proxy knows, and their connections, are left to kube-proxy. The objects that kube-proxy knows are
-    virtual servers with an address, ``kube-ipvs0``, and all sets except the sets whose kind is in ``kinds``. The result has all
-    removals of rules in ``todo``, because the skeletons that the caller passed to ``plan`` already limit these removals. The
-    cleanup also adds to ``kube-ipvs0`` each service address that only a local route makes local.
+    The objects that kube-proxy knows, and their connections, are left to kube-proxy. kube-proxy knows ``kube-ipvs0``, all virtual
+    servers with an address, and all sets except the sets whose kind is in ``kinds``. The result has all removals of rules in
+    ``todo``, because the skeletons that the caller passed to ``plan`` already limit these removals. If a service address is local
+    only because of a local route, the cleanup also adds the address to ``kube-ipvs0``.
     """
 
     def goes(operation: Operation) -> bool:
@@ -94,14 +94,14 @@ def give_up(
     api_servers: Iterable[RealServerKey],
     allowed: Collection[Network],
 ) -> Cleanup:
-    """The removals of all objects that keep connections to the given API servers on this node.
+    """The removals of all objects that prevent this node from reaching the given API servers.
 
-    The address of each API server is removed from ``kube-ipvs0`` and from the local routes. The virtual server at this address
-    and the API server's port is removed, too, and so are the set entries of the virtual server. ``allowed`` addresses stay. If
-    one kind of object could not be read, all objects stay. A cluster IP stays, because the cluster IP may lead to the API
-    servers. The set entries of this backend, or the ``former`` set entries of the other backend, show which address is a cluster
-    IP. A virtual server with real servers also stays, unless a set entry shows that its address is an external address. Without
-    such a set entry, the address may be a cluster IP whose set entry was lost.
+    The address of each API server is removed from ``kube-ipvs0`` and from the local routes. The virtual server that has this
+    address and the API server's port is also removed, together with its set entries. ``allowed`` addresses stay. If one kind of
+    object could not be read, all objects stay. A cluster IP stays, because the cluster IP may lead to the API servers. The set
+    entries of this backend, or the ``former`` set entries of the other backend, show which address is a cluster IP. A virtual
+    server with real servers also stays, unless a set entry shows that its address is an external address. Without such a set
+    entry, the address may be a cluster IP whose set entry was lost.
     """
     kinds: dict[Address, set[SetKind]] = {}
     for entry in itertools.chain(*(observed.sets or {}).values(), former):

@@ -66,8 +66,8 @@ class Marks:
         """The number of the mark that is tried next. Marks are tried once each, from the largest number down; 0 means that all
         marks were tried."""
         self._returned: dict[int, Protocol | None] = {}
-        """The marks that were taken back from a port or were already used in the kernel. The value is the protocol of the mark's
-        last port; None if the protocol is unknown."""
+        """The marks that were taken back from a port, and the marks that were in use in the kernel when they were tried. The
+        value is the protocol of the mark's last port; None if the protocol is unknown."""
         self._marks: dict[MarkedPort, int] = {}
         self._ports: dict[int, MarkedPort] = {}
         self._waiting: dict[MarkedPort, None] = {}
@@ -154,7 +154,7 @@ class Marks:
 
 
 def spread(number: int, bits: int) -> int:
-    """Distributes the bits of a number over ``bits``.
+    """Copies the bits of a number to the bit positions that are set in the mask ``bits``.
 
     The lowest bit of the number goes to the lowest bit of ``bits``, and the other bits follow in their order.
     """
@@ -209,8 +209,7 @@ class Scopes:
         self._closing: dict[FirewallMark, None] = {}
         """The virtual servers by firewall mark that no Service desires and that still drain."""
         self._refused: set[FirewallMark] = set()
-        """Virtual servers of other programs that seem to belong to ipvsproxy, because ipvsproxy has a set entry with their
-        mark."""
+        """Other programs' virtual servers that look like ours, because ipvsproxy has a set entry with their mark."""
 
     def resolve(self, name: ServiceName, state: ServiceState | None) -> ServiceState | None:
         """Adds the virtual servers with firewall marks, and the set entries that mark packets, to a Service's state.
@@ -276,7 +275,7 @@ class Scopes:
             yield from self.putting(name, self._states[name])
 
     def _recalled(self) -> Iterable[tuple[MarkedPort, int]]:
-        """Pairs of a Service port and a mark that set entries in the kernel give to packets of the port.
+        """Pairs of a Service port and a mark; entries of sets in the kernel give the mark to the port's packets.
 
         Pairs of port and mark are ordered by the number of their entries, the largest number first. If two pairs have equally
         many entries, the pair whose mark has fewer entries in total comes first.

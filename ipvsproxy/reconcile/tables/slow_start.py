@@ -82,8 +82,8 @@ class SlowStarts:
     def tending(self, now: float, *, afresh: bool = False) -> Generator[None, None, None]:
         """Gives the next weight to each endpoint whose next step is due; yields so that other tasks can run.
 
-        With ``afresh``, forget when endpoints began their slow start, so that the weights become the same as after a restart of
-        the process.
+        ``afresh`` discards the start times of all slow starts, so that the weights become the same as after a restart of the
+        process.
         """
         if afresh:
             self._began_s.clear()

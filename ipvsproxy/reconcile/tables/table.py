@@ -34,8 +34,8 @@ def always(_: object) -> bool:
 class Conflict(NamedTuple):
     """A key that several owners desire.
 
-    The fields of a conflict are the winner, the waiting owners in their order, and the reason why each owner waits. A reason is
-    a text that follows the name of the winner.
+    The fields of a conflict are the winner, the waiting owners in their order, and the reason why each owner waits. A reason
+    completes a sentence that begins with the name of the winner.
     """
 
     key: Any
@@ -130,7 +130,7 @@ class Table(Generic[K, V, W]):
     def desire(self, key: K, owner: Owner, value: V) -> Owner | None:
         """Record that an owner desires a key.
 
-        If another owner thereby loses or gains the key, returns this other owner, else None.
+        Returns the other owner that loses or gains the key as a result, or None.
         """
         desired, loser = self.desired.get(key), None
         waiting = self._waiting.get(key)
@@ -422,5 +422,5 @@ def replacing(
 
 
 def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:
-    """Maps each key to its owner, which is the form of an owner's desired values in a ``PresenceTable``."""
+    """Maps each key to ``owner``. A ``PresenceTable`` takes an owner's desired values in this form."""
     return dict.fromkeys(keys, owner)

@@ -2,7 +2,7 @@
 
 When a drain begins, the weight of the real server becomes 0 at once. A draining real server is removed when both of its
 connection counts are 0 and the kernel's list of removed real servers has room (see ``attempts.py``). A draining real server is
-also removed when its deadline has passed. UDP and SCTP real servers are removed at once, as kube-proxy does.
+also removed when its deadline has passed. Like kube-proxy, ipvsproxy removes UDP and SCTP real servers at once.
 
 One reading of connection counts returns the counts of all real servers of one virtual server. Because real servers are not read
 one by one, the time of the next reading is stored once for each virtual server.
@@ -40,14 +40,15 @@ class Drains:
     """All draining real servers.
 
     Each drain is in one of three states. State 1: the real server has connections, or may have connections. State 2: the real
-    server has no connections, but waits for capacity on the kernel's list. State 3: the real server may be removed.
+    server has no connections, but the kernel's list of removed real servers has no room yet. State 3: the real server may be
+    removed.
     """
 
     def __init__(self) -> None:
         self._drains: dict[VirtualServerKey, dict[RealServerKey, Drain]] = {}
         self._waiting: collections.OrderedDict[Drain, None] = collections.OrderedDict()
-        """The drains without connections that wait until the kernel's list of removed real servers has room. The drain that has
-        waited longest comes first."""
+        """The drains that have no connections, and wait until the kernel's list of removed real servers has room. The drain that
+        has waited longest comes first."""
         self._over: set[Drain] = set()
         self._due_s: dict[VirtualServerKey, float] = {}
         self._by_due: list[tuple[float, int, VirtualServerKey]] = []
@@ -115,7 +116,7 @@ class Drains:
     def release(self, room: int) -> Collection[VirtualServerKey]:
         """End at most ``room`` waiting drains, so that their real servers may be removed.
 
-        The drains that have waited longest end first. Returns the virtual servers of the drains that
+        Waiting drains end in the order in which they began to wait. Returns the virtual servers of the drains that
         are over now.
         """
         released = [self._waiting.popitem(last=False)[0] for _ in range(min(room, len(self._waiting)))]
@@ -158,8 +159,8 @@ class Drains:
 
         Returns the real servers whose drain is over now. ``counts`` is None if the connections could not be read. A real server
         that is missing from ``counts`` is no longer in the kernel, and therefore has no connections. ``deadline_s`` is the time
-        in seconds after which a drain is over although its real server still has connections. Up to ``may_wait`` real servers
-        without connections wait until ``release`` is called, even after the deadline.
+        in seconds after which a drain is over although its real server still has connections. If a real server has no
+        connections, it waits until ``release`` is called, even after the deadline. At most ``may_wait`` real servers wait.
         """
         drains = self.of(key)
         waiting = sum(drain in self._waiting for drain in drains.values())

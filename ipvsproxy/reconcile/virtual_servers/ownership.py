@@ -1,19 +1,19 @@
 """Decides whether an undesired virtual server belongs to ipvsproxy, and which of several Services gets a virtual server.
 
 Programs share the kernel's table of virtual servers: keepalived, kube-vip and docker may also have virtual servers in the table.
-A new process recognises the virtual servers of an earlier process by other kernel objects. An entry in a
+A new process uses other kernel objects to recognise the virtual servers of an earlier process. An entry in a
 set of ipvsproxy is added before its virtual server and removed after the virtual server. The address on ``kube-ipvs0``, or the
 local route, is also removed after the virtual server (see the stages in ``kinds/declaration.py``). Because of this order, each
 virtual server of an earlier process has such an entry, address or route. This object is called the witness of the virtual server.
 
-The set entry of a node port names no address, so the entry is a witness only on addresses where node ports are served. On any
-other address, a virtual server with the node port's number may belong to keepalived. This applies whether or not this host has
-the address now. The virtual server may also belong to ipvsproxy, if an earlier process served node ports on other addresses, or
-on an address that the host has lost. If such a virtual server belongs to ipvsproxy, a second virtual server with the same
-settings and real servers exists and has a witness. The second virtual server is on the same port of an address where node ports
-are served, or on the Service's cluster IP. Virtual servers of ipvsproxy and of another program can have the same real servers
-only if these real servers have addresses of hosts. Therefore, a second virtual server proves nothing about a virtual server that
-has a real server on an address of this host.
+The set entry of a node port names no address. Therefore, the entry is a witness only for virtual servers on addresses where node
+ports are served. On any other address, a virtual server with the node port's number may belong to keepalived. This applies
+whether or not this host has the address now. But the virtual server may instead belong to ipvsproxy: an earlier process may have
+served node ports on other addresses, or on an address that the host has lost. If such a virtual server belongs to ipvsproxy, a
+second virtual server with the same settings and real servers exists and has a witness. The second virtual server is on the same
+port of an address where node ports are served, or on the Service's cluster IP. Virtual servers of ipvsproxy and of another
+program can have the same real servers only if these real servers have addresses of hosts. Therefore, a second virtual server
+proves nothing about a virtual server that has a real server on an address of this host.
 
 A virtual server that is identified by a firewall mark belongs to ipvsproxy if ipvsproxy's set of marks contains this mark.
 
@@ -100,8 +100,8 @@ def owned_virtual_servers(
     servers of this port on the host addresses in ``node_port_ranges`` belong to ipvsproxy. Loopback addresses never count as such
     host addresses. An IPv6 link-local address counts only if a range other than ``::/0`` contains the address. ``left_behind`` is
     empty, or has all observed virtual servers. If ``left_behind`` has all observed virtual servers, a virtual server of a node
-    port may belong to ipvsproxy even on another address. For this, one of ipvsproxy's virtual servers must have the same settings
-    and real servers.
+    port may belong to ipvsproxy even if its address is not a host address in ``node_port_ranges``. Such a virtual server belongs
+    to ipvsproxy only if a virtual server that certainly belongs to ipvsproxy has the same settings and real servers.
     """
 
     def serves(address: Address) -> bool:

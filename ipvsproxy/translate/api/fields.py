@@ -106,7 +106,7 @@ def parse_service_annotations(raw: Mapping[str, str | None], skipped: list[Skipp
     for name, annotation in () if raw.keys().isdisjoint(_NAMES) else _NAMES.items():
         text = raw.get(name)
         if text is not None:
-            # kube-router obeys this annotation with any value
+            # kube-router obeys ``service.skiplbips`` whatever its value is, so every value counts as true
             given[annotation] = _Given(annotation, "true" if name == _SKIP_LOAD_BALANCER_IPS else text, name)
     if not given:
         return NO_ANNOTATIONS
@@ -125,8 +125,7 @@ def parse_slice_weight(raw: Mapping[str, str | None], skipped: list[Skipped]) ->
     """The weight that annotations give to all endpoints of an EndpointSlice; None if there is no valid weight.
 
     An invalid weight adds a ``Skipped``. Cilium's annotation (cilium/cilium #46061) counts only if ipvsproxy's annotation is
-    absent. Only the weight 0 means the same in both annotations, because Cilium gives the weight 100 to each EndpointSlice
-    without a weight.
+    absent. Only the weight 0 means the same in both annotations, because the default weight is 100 in Cilium, but 1 in ipvsproxy.
     """
     text, alias = raw.get(Annotation.WEIGHT.whole), raw.get("service.cilium.io/weight")
     if text is None:

@@ -209,7 +209,7 @@ def _port(field: str, port: int, skipped: list[Skipped]) -> int:
 def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
     """Returns the valid source ranges, and whether every given range is invalid.
 
-    In that case no client is admitted, so that a typing error does not open a Service to all clients.
+    If every given range is invalid, no client is admitted, so that a typing error does not open a Service to all clients.
     """
     field = "spec.loadBalancerSourceRanges"
     ranges = fields.networks(field, texts, skipped)
@@ -359,7 +359,7 @@ def _shared_conditions(
     hints: schema.EndpointHints | None,
     zone: str | None,
 ) -> Conditions:
-    """The conditions of an endpoint; equal endpoints of one node share one object.
+    """The conditions of an endpoint; endpoints of one node share one object if their conditions are equal.
 
     Absent conditions count as ready, serving and not terminating (discovery/v1).
     """

@@ -10,7 +10,7 @@ class Schema(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """The base of all types: camelCase in JSON, frozen, and not tracked by the garbage collector, because no cycles exist.
 
     A value that contains no lists can be the key of a dictionary, so equal values are parsed only once. A list cannot be a key,
-    so a field with a list is a tuple if many objects have the same value in the field.
+    so the type of a list field is a tuple if many objects have the same value in the field.
     """
 
 

@@ -263,9 +263,9 @@ class Translation:
     ) -> None:
         """Add two scopes for the external addresses: one for clients outside the cluster, and one for packets from a tunnel.
 
-        The inner packet of a tunnel keeps the address that the client has chosen, and the address must be local on the other
-        node. The address of a node port is not local on any other node, so node ports have no direct return. The weight of a real
-        server by tunnel is the sum of the weights of its node's endpoints.
+        The packet inside a tunnel keeps the address that the client has chosen. This address must be local on the node at the end
+        of the tunnel. The address of a node port is not local on any other node, so node ports have no direct return. A tunnel to
+        another node is one real server. Its weight is the sum of the weights of that node's endpoints.
         """
         addresses = dict.fromkeys((*self.external_addresses, *self.load_balancer_addresses))
         keys = tuple(
@@ -286,8 +286,8 @@ class Translation:
                     self._enter(SetKind.NOT_DIRECT, one.address, port.protocol, one.port)
         outside = UnevenWeights(dict(sorted(direct.items())))
         route = topology.tunnel_route(endpoints, self.view.name)
-        # If another node sends a new connection although all weights on this node are 0, the other node does not know the weights
-        # yet.
+        # If all weights on this node are 0, another node sends new connections only while it does not know the weights. For these
+        # connections, each weight is 1.
         here = self.how.weighed(route, by_key if by_key and any(by_key[key] for key in route.plain()) else None)
         hashing, timeout_s, limits = self.settings.hash_scheduler, self.options.affinity_timeout_s, self.how.chosen.thresholds
         for clients, weights, thresholds in (

@@ -15,7 +15,7 @@ from ipvsproxy.translate.translation_settings import Settings
 from ipvsproxy.translate.view import NodeView
 
 ENDPOINTS_AT_ONCE = 50
-"""The number of endpoints that are explained without a pause, in less than a millisecond."""
+"""The number of endpoints that are explained between two pauses. Explaining them takes less than a millisecond."""
 
 
 class NotUsed(NamedTuple):
@@ -30,8 +30,8 @@ class EndpointUse(NamedTuple):
 
     ``internal``, ``external`` and ``cluster`` are the reasons why the endpoint gets no traffic of one kind; a reason of None
     means that the endpoint gets this traffic. ``internal`` is about traffic to the cluster IP, and ``external`` about traffic to
-    all other addresses. ``cluster`` is about traffic from processes and pods of this node to addresses that have a separate
-    virtual server for these clients. ``port`` is 0 if the endpoint's EndpointSlice has no port for the service port.
+    all other addresses. Some addresses have a separate virtual server for processes and pods of this node; ``cluster`` is about
+    the traffic to it. ``port`` is 0 if the endpoint's EndpointSlice has no port for the service port.
     """
 
     slice: EndpointSliceName

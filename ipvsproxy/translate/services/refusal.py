@@ -8,14 +8,14 @@ bridge of its pods, does not count as the address of a pod.
 Rule 3: a cluster IP that equals the node's own address is refused. A cluster IP that differs from the node's own address may be
 on an interface on purpose, for example the address of a DNS cache on each node. Like kube-proxy, ipvsproxy serves an external
 address even if an interface of this node has the address, except on the ports of the API server and the kubelet.
-Rule 4: an API server's address is refused as an external address, because binding it on this node would hide the API server. The
-known API servers are the endpoints of the API server's Service, and the addresses at which this process connects to its API
-server. An address stays refused after its API server has disappeared, because the API server may come back at that address. If an
-API server's address is an address of this node, or a loopback address, the address is refused only for a Service that has the API
-server's port. A cluster IP that is an API server's address is not refused, because the API servers may be reachable only by this
-cluster IP.
-Rule 5: serving another node's address as an external address would make that node unreachable from this node. The address of
-another node is refused only if the operator has chosen to refuse such addresses, because kube-proxy serves them.
+Rule 4: an external address that equals an API server's address is refused, because binding it on this node would hide the API
+server. The known API servers are the endpoints of the API server's Service, and the addresses at which this process connects to
+its API server. An address stays refused after its API server has disappeared, because the API server may come back at that
+address. If an API server's address is an address of this node, or a loopback address, the address is refused only for a Service
+that has the API server's port. A cluster IP that is an API server's address is not refused, because the API servers may be
+reachable only by this cluster IP.
+Rule 5: serving another node's address as an external address would make that node unreachable from this node. kube-proxy serves
+the addresses of other nodes, so ipvsproxy refuses such an address only if the operator has chosen this.
 """
 
 from collections.abc import Iterable

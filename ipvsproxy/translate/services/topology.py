@@ -35,9 +35,9 @@ def slices_by_port(slices: Iterable[EndpointSlice]) -> SlicesByPort:
 def find_endpoints(by_port: SlicesByPort, port: ServicePort) -> Endpoints:
     """The endpoints of a service port, with their port numbers.
 
-    The endpoints come from the EndpointSlices that have a port of the service port's name and protocol. All EndpointSlices must
-    be of one family. Each address counts once: a later entry replaces an earlier entry, unless the later entry is terminating.
-    Two entries with one address are possible because a new pod may get the address of a terminating pod.
+    The endpoints come from each EndpointSlice that has a port with the name and protocol of the service port. All EndpointSlices
+    must be of one family. Each address counts once: a later entry replaces an earlier entry, unless the later entry is
+    terminating. Two entries with one address are possible because a new pod may get the address of a terminating pod.
     """
     endpoints: dict[bytes, Conditions] = {}
     for item, number in by_port.get((port.name, port.protocol), ()):
@@ -104,9 +104,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 class EndpointChoice(msgspec.Struct, frozen=True, gc=False):
     """The routes of one service port: one for traffic to the cluster IP, and one for traffic to all other addresses.
 
-    ``cluster`` is the route for clients of this node to addresses other than the cluster IP; ``cluster`` ignores the traffic
-    policy. ``lacks_local`` means that a traffic policy requires endpoints on this node, but only other nodes have usable
-    endpoints.
+    ``cluster`` is the route that ignores the traffic policy; clients of this node use it for addresses other than the cluster IP.
+    ``lacks_local`` means that a traffic policy requires endpoints on this node, but only other nodes have usable endpoints.
     """
 
     internal: Route
@@ -119,8 +118,8 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
     """The routes of one service port, as determined by its traffic policies.
 
     With internalTrafficPolicy Local, the cluster IP never leads to another node. With externalTrafficPolicy Local and no endpoint
-    on this node, all endpoints serve. Clients in the cluster may use each endpoint, and the load balancer's health check directs
-    all other clients to other nodes.
+    on this node, all endpoints serve. Clients in the cluster may use any endpoint. The load balancer's health check directs
+    clients outside the cluster to other nodes.
     """
     ready = [endpoint for endpoint in endpoints.values() if endpoint.ready]
     node_hint, zone_hint = _hints(ready, node, zone)

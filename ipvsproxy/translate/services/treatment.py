@@ -48,7 +48,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         return _settings(self.scheduler, self.flags, affinity_timeout_s, self.chosen.prefix_lengths[family is Family.IPV6])
 
     def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int, *, by_hash: bool = False) -> VirtualServerSettings:
-        """The settings of the Service's virtual servers by firewall mark.
+        """The settings of the Service's virtual servers that have a firewall mark instead of an address.
 
         These virtual servers serve second scopes and direct return.
 

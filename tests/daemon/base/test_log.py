@@ -24,7 +24,7 @@ def logger(**choices: Any) -> structlog.typing.FilteringBoundLogger:
     return made
 
 
-def test_a_line_of_the_text_log_consists_of_time_level_event_and_keys_in_this_order(read: Read) -> None:
+def test_a_line_of_the_text_log_has_first_the_time_then_the_level_then_the_event_then_the_keys(read: Read) -> None:
     logger().info("synced", services=3, duration_s=0.25, done=True, families=["IPv4", "IPv6"], value='a "b" c=d')
     (line,) = read()
     assert re.fullmatch(

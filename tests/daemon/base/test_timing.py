@@ -17,7 +17,7 @@ def test_a_rate_limit_refills_up_to_its_burst() -> None:
     assert [bucket.take(1000) for _ in range(3)] == [True, True, False]
 
 
-def test_a_subject_has_its_own_rate_limit_until_newer_subjects_replace_the_subject() -> None:
+def test_each_subject_has_its_own_rate_limit_but_only_the_newest_subjects_are_remembered() -> None:
     limits: RateLimits[str] = RateLimits(1, 10.0, 2)
     assert [limits.take(subject, 0) for subject in ("a", "a", "b", "b")] == [True, False, True, False]
     assert limits.take("c", 0)

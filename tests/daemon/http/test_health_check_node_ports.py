@@ -69,7 +69,7 @@ class Ports:
         self.checks.put(self._tables.health_checks.desired, self.addresses)
 
     async def show(self, *states: ServiceState) -> float | None:
-        """Put states of Services, and adjust the listeners; returns the seconds until the next attempt to open a listener."""
+        """Set the states of Services, adjust the listeners, and return the seconds until the next attempt to open one."""
         self.put(*states)
         return await self.checks.adjust()
 

@@ -207,7 +207,7 @@ def test_the_health_answer_gives_the_current_time_as_last_update_if_the_node_has
     )
 
 
-def test_the_health_answer_of_a_healthy_node_lists_unreadable_parts_unmet_settings_and_leftovers() -> None:
+def test_healthz_of_a_healthy_node_lists_unreadable_parts_and_unmet_settings_and_leftovers() -> None:
     unread, left, unmet = ("list sets: EIO",), ("our objects in the other backend stay: EBUSY",), {"net/ipv4/ip_forward": "0"}
     answer = paths.healthz(summaries.status(NOW_S, UPDATES, unreadable=unread, leftovers=left, unmet_settings=unmet))
     document = json.loads(answer.body)
@@ -247,7 +247,7 @@ def test_only_healthz_answers_503_if_a_healthy_node_is_not_eligible() -> None:
     )
 
 
-def test_the_health_answer_of_a_late_node_shows_its_last_update_and_the_late_family() -> None:
+def test_if_a_family_is_late_health_answers_show_the_last_update_and_the_unhealthy_family() -> None:
     for page in (paths.healthz, paths.livez):
         answer = page(summaries.status(NOW_S, UPDATES, late=[Family.IPV6]))
         document = json.loads(answer.body)

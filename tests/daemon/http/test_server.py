@@ -64,7 +64,7 @@ async def test_a_request_with_any_http_method_is_answered_like_get(method: str) 
 
 
 @pytest.mark.parametrize("body", [b"", b"begin\n"])
-async def test_an_answer_made_of_parts_arrives_complete_and_head_returns_only_its_content_length(
+async def test_an_answer_in_parts_arrives_complete_and_a_head_request_gets_its_length_but_no_body(
     body: bytes,
 ) -> None:
     answer = Answer(server.OK, body, server.TEXT, [b"x" * 100_000, b"end\n"])

@@ -160,7 +160,7 @@ def node_ports(name: str = "web") -> Service:
     return builders.service(name, builders.service_port(node_port=30080), kind=ServiceType.NODE_PORT)
 
 
-async def test_waiting_removals_are_not_all_planned_again_for_each_batch_of_changed_services(
+async def test_waiting_removals_are_planned_again_less_often_than_once_per_batch_of_changed_services(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine, "SERVICES_AT_ONCE", 2)

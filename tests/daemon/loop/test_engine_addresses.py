@@ -65,7 +65,7 @@ async def test_no_node_port_is_removed_while_the_addresses_of_the_host_cannot_be
         assert_from_scratch(node)
 
 
-async def test_the_grace_period_of_a_lost_address_delays_no_other_removal() -> None:
+async def test_a_deleted_service_loses_its_node_port_on_a_lost_address_at_once() -> None:
     async with node_with_lost_address() as node:
         node.remove(node_ports())
         await node.quiet()
@@ -73,7 +73,7 @@ async def test_the_grace_period_of_a_lost_address_delays_no_other_removal() -> N
         assert_from_scratch(node)
 
 
-async def test_a_new_node_port_range_that_excludes_the_lost_address_applies_at_once() -> None:
+async def test_a_reload_that_takes_node_ports_off_a_lost_address_removes_its_virtual_server_at_once() -> None:
     async with node_with_lost_address() as node:
         node.engine.reconfigure(choices(node, node_port_primary=True))
         await node.quiet()

@@ -87,7 +87,7 @@ async def test_a_change_of_the_annotations_that_services_may_use_is_applied_with
         assert node.kernel.asked_schedulers == ["wrr"] * 3, "a module may have come"
 
 
-async def test_the_weight_of_a_slow_start_rises_with_the_clock_and_no_sync_follows_the_last_rise() -> None:
+async def test_slow_start_raises_the_weight_over_time_and_causes_no_sync_after_the_last_rise() -> None:
     slow = web(scheduler="wlc", slow_start_s=80)
     async with MemoryNode(audit_interval_s=10_000).serving(slow, builders.endpoint_slice(ONE)) as node:
         node.put(builders.endpoint_slice(ONE, TWO))

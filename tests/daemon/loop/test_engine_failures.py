@@ -109,7 +109,7 @@ async def test_the_kernel_is_read_again_soon_after_an_operation_with_an_unexpect
         assert_from_scratch(node)
 
 
-async def test_families_are_incomplete_while_an_indispensable_kernel_setting_is_wrong_and_cannot_be_written() -> None:
+async def test_the_summary_names_the_families_for_which_an_indispensable_setting_cannot_be_corrected() -> None:
     async with MemoryNode().serving(WEB, SLICE) as node:
         assert not node.watcher.summaries[-1].lacking
         node.kernel.fail(lambda operation: isinstance(operation.item, Sysctl), times=1000, number=errno.EROFS)

@@ -44,7 +44,7 @@ async def test_drift_is_repaired_at_once_after_a_notification_or_by_the_next_pol
         assert_from_scratch(node)
 
 
-async def test_catch_all_elements_that_another_program_adds_to_sets_are_counted_and_logged_as_drift(
+async def test_a_catch_all_element_that_another_program_adds_to_a_set_is_counted_and_logged_as_drift(
     logs: list[EventDict],
 ) -> None:
     async with MemoryNode().serving(WEB, SLICE, after_s=AUDIT_INTERVAL_S / 2) as node:
@@ -60,7 +60,7 @@ async def test_catch_all_elements_that_another_program_adds_to_sets_are_counted_
 
 @pytest.mark.parametrize("is_notified", [False, True], ids=["poll", "notification"])
 @pytest.mark.parametrize("spoil", [add_stray_on_our_device, add_stray_node_port])
-async def test_leftovers_of_another_kube_proxy_are_removed_whichever_part_of_the_kernel_is_read_first(
+async def test_leftovers_of_kube_proxy_are_removed_whichever_part_of_the_kernel_is_read_first(
     spoil: Callable[[FakeKernel], None], *, is_notified: bool
 ) -> None:
     """Another kube-proxy has left a virtual server, and has left the server's address on our device or an entry in our set."""
@@ -72,7 +72,7 @@ async def test_leftovers_of_another_kube_proxy_are_removed_whichever_part_of_the
         assert_from_scratch(node)
 
 
-async def test_a_leftover_set_entry_is_not_removed_yet_if_the_api_changes_during_a_read_of_the_kernel(
+async def test_a_leftover_set_entry_is_removed_only_later_if_a_service_arrives_during_a_kernel_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = MemoryNode(audit_interval_s=10_000)

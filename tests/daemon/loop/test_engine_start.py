@@ -165,7 +165,7 @@ async def test_nothing_counts_as_missing_or_pending_while_an_empty_first_list_is
 
 
 async def test_a_virtual_server_of_another_program_stays_if_our_node_ports_do_not_use_its_address() -> None:
-    """For example, keepalived has a virtual server on its own address of eth0, while node ports use only the primary address."""
+    """If node ports use only the primary address, keepalived can have a virtual server on a second address of eth0."""
     kernel = memory_node.new_kernel()
     kernel.host_addresses.append(builders.interface_address("eth0", "172.18.0.77"))
     foreign, served = builders.frontend("172.18.0.77", 30080), builders.frontend(builders.NODE_ADDRESS, 30080)

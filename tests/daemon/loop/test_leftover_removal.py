@@ -79,7 +79,7 @@ class Scene:
 
     @property
     def logged(self) -> list[tuple[str, str]]:
-        """The event and the table of each log line since the last call."""
+        """For each log line since the last call: its event, and its field ``rules`` or, without this field, ``error``."""
         logged = [(line["event"], line.get("rules") or line["error"]) for line in self._logs]
         self._logs.clear()
         return logged
@@ -113,7 +113,7 @@ async def test_leftover_rules_of_a_family_are_removed_after_our_rules_of_this_fa
         assert not any(node.subject.present.values())
 
 
-async def test_iptables_reads_a_table_again_only_at_audits_and_only_if_the_table_has_changed() -> None:
+async def test_a_table_of_iptables_is_read_again_only_by_an_audit_and_only_if_it_has_changed() -> None:
     async with scene() as node:
         await node.sync()
         assert node.tables.reads == list(PLACES)
@@ -312,7 +312,7 @@ async def test_sets_of_the_other_backend_are_logged_only_once_while_they_stay_in
         assert node.logged == [(OTHER_BACKEND_RESISTS, used)]
 
 
-async def test_objects_of_the_unused_backend_are_removed_after_the_next_audit_if_they_are_created_again() -> None:
+async def test_after_an_audit_the_unused_backend_is_cleaned_again_once_all_families_are_programmed() -> None:
     removals: list[int] = []
     async with scene() as node:
         for not_in_force, is_audit in (((), False), ((), True), ((), False), ((Family.IPV6,), True), ((), False), ((), False)):

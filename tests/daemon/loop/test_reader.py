@@ -1,4 +1,4 @@
-"""Covers when and in which parts the loop reads the kernel, and how the loop handles changes that arrive during a read."""
+"""Covers when the loop reads which parts of the kernel, and how it handles changes that arrive during a read."""
 
 import asyncio
 import itertools

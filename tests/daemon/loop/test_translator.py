@@ -58,7 +58,7 @@ async def test_an_external_address_is_no_longer_served_after_an_api_server_was_f
         assert builders.frontend("10.96.0.10", 80) in node.kernel.virtual_servers
 
 
-async def test_a_refused_address_is_logged_even_if_the_service_has_the_same_invalid_value_twice(
+async def test_a_refused_address_is_logged_even_if_the_service_also_has_two_equal_invalid_values(
     logs: list[EventDict],
 ) -> None:
     invalid = Skipped("spec.externalIPs", "'x' is not an IP address")
@@ -90,7 +90,7 @@ async def test_an_external_address_is_not_served_while_it_is_known_as_an_address
         assert OTHER in node.kernel.addresses
 
 
-async def test_an_external_address_that_another_node_has_is_served_by_default_as_in_kube_proxy() -> None:
+async def test_by_default_as_in_kube_proxy_an_external_address_of_another_node_is_served() -> None:
     async with MemoryNode().serving(USES_OTHER, ON_OTHER) as node:
         assert OTHER in node.kernel.addresses
         assert node.watcher.summaries[-1].view.other_nodes == {OTHER: builders.OTHER_NODE}

@@ -88,7 +88,7 @@ async def test_the_last_sync_time_of_a_family_is_set_only_by_a_complete_sync_of_
     assert (await _rows(metrics))[f'{SYNC}_last_queued_timestamp_seconds{{ip_family="IPv4"}}'] == WALL_S + 1
 
 
-async def test_changes_are_counted_by_object_kind_and_programming_latencies_by_ip_family() -> None:
+async def test_metrics_count_changes_per_object_kind_and_measure_programming_latency_per_ip_family() -> None:
     metrics = _metrics()
     counts = {ObjectKind.SERVICE: 2, ObjectKind.ENDPOINT_SLICE: 3, ObjectKind.NODE: 1}
     metrics.synced(summary(Changes(counts=counts, triggers=((Family.IPV6, WALL_S - 0.4), (Family.IPV6, WALL_S + 5)))))
@@ -159,7 +159,7 @@ async def test_operations_are_counted_by_verb_and_kind_and_outcome() -> None:
     assert rows["ipvsproxy_surprises_total"] == 2
 
 
-async def test_every_sync_records_the_time_of_its_phases_but_a_waiting_time_only_if_it_has_changes() -> None:
+async def test_each_sync_records_its_apply_time_and_only_a_sync_with_changes_records_a_waiting_time() -> None:
     metrics = _metrics()
     metrics.synced(summary(states=[state()], waited_s=0.9, applied_s=0.05))
     metrics.synced(summary())
@@ -216,7 +216,7 @@ async def test_the_duration_of_writes_is_measured_for_every_kernel_driver() -> N
     assert sum(drivers.values()) == 1
 
 
-async def test_metrics_count_netlink_batches_by_driver_and_netlink_errors_by_driver_and_name() -> None:
+async def test_netlink_batches_are_counted_per_driver_and_netlink_errors_per_driver_and_error_name() -> None:
     metrics = _metrics()
     operation = Operation(Verb.ADD, RealServers.of(builders.frontend("10.96.0.10", 80), builders.backend("10.244.0.5")))
     refused = Outcome(operation, error="no memory", errno=errno.ENOMEM)

@@ -58,14 +58,14 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
 async def test_the_number_of_steps_of_a_scrape_grows_in_proportion_to_the_number_of_its_series(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second half of the Services that are added to the first ``FEW`` costs about as many steps as the first half."""
+    """Of the Services beyond the first ``FEW``, the second half costs about as many steps as the first half."""
     await scrape(1, monkeypatch)  # this scrape imports modules, so that no later scrape imports them
     few, half, whole = [(await scrape(services, monkeypatch)).all for services in (FEW, (FEW + MANY) // 2, MANY)]
     assert whole > MANY, "the scrape counts nothing"
     assert whole - half <= 1.2 * (half - few)
 
 
-async def test_a_larger_scrape_lets_other_tasks_run_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_tasks_wait_hardly_longer_during_a_larger_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest number of steps between two pauses hardly grows with the number of Services."""
     await scrape(1, monkeypatch)  # this scrape imports modules, so that no later scrape imports them
     few, many = [(await scrape(services, monkeypatch)).longest for services in (FEW, MANY)]

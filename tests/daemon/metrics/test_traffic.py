@@ -104,7 +104,7 @@ class Scene:
         at_once(self.reconciler.putting(service.name, builders.translate(service, (), builders.node_view(), Settings())))
 
     async def scrape(self, counters: Mapping[VirtualServerKey, Counters] | None = None) -> Mapping[str, int]:
-        """The samples of a scrape; if ``counters`` is not None, the kernel has these counters from now on."""
+        """Scrapes and returns the samples; ``counters``, unless None, first replace the kernel's counters."""
         self.kernel.counters = self.kernel.counters if counters is None else dict(counters)
         self.clock.now += 10
         await self.traffic.refresh()
@@ -164,7 +164,7 @@ async def test_a_service_port_with_a_new_name_gets_a_new_series() -> None:
     assert samples[f"ipvsproxy_service_connections_total{{{HTTP.replace('http', 'plain')}}}"] == 3
 
 
-async def test_ports_beyond_the_limit_share_one_series_and_their_number_is_shown() -> None:
+async def test_ports_beyond_the_limit_share_one_series_and_a_metric_has_the_number_of_these_ports() -> None:
     addresses = [f"10.96.0.{number}" for number in range(1, 6)]
     scene = Scene(*(builders.service(f"s{address[8:]}", cluster=[address]) for address in addresses), limit=2)
     samples = await scene.scrape({builders.frontend(address, 80): Counters(10) for address in addresses})
@@ -197,7 +197,7 @@ async def test_counters_that_cannot_be_read_keep_their_last_values() -> None:
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
 
 
-async def test_a_port_keeps_its_total_when_one_of_its_virtual_servers_is_removed() -> None:
+async def test_a_service_port_keeps_its_connections_total_when_one_of_its_virtual_servers_is_removed() -> None:
     scene = Scene(WEB)
     await scene.scrape({CLUSTER: Counters(), EXTERNAL: Counters(7)})
     del scene.kernel.counters[EXTERNAL]
@@ -356,7 +356,7 @@ def test_other_tasks_run_while_the_traffic_of_many_objects_is_counted() -> None:
 
 
 @hypothesis.given(st.lists(st.dictionaries(st.integers(0, 4), st.integers(0, 3)), max_size=8))
-def test_the_total_for_labels_sums_new_counts_until_the_last_object_with_these_labels_is_gone(
+def test_objects_with_the_same_labels_add_to_one_total_until_the_last_object_is_gone(
     rounds: list[dict[int, int]],
 ) -> None:
     """The objects form pairs: two objects with the same labels share a series.

@@ -41,7 +41,7 @@ def schedulers(node: MemoryNode) -> set[str]:
     ],
 )
 @in_virtual_time
-async def test_changed_settings_change_only_the_kernel_objects_that_depend_on_them_and_recreate_no_object(
+async def test_changed_settings_change_only_dependent_kernel_objects_and_recreate_no_object(
     changed: dict[str, Any], done: list[str]
 ) -> None:
     async with MemoryNode().serving(*SERVICES, *SLICES) as node:

@@ -34,8 +34,8 @@ Logs = list[MutableMapping[str, Any]]
 class Process:
     """A process with a configuration file. ``applied`` lists the configurations that were applied.
 
-    ``failures`` lists the reasons why the next configurations cannot be applied. ``outcomes`` has one element for each time that
-    the file was read; the element says whether the file is applied.
+    For each reason in ``failures``, one attempt to apply a configuration fails with this reason. ``outcomes`` has one element for
+    each time that the file was read; the element says whether the file is applied.
     """
 
     def __init__(self, path: pathlib.Path, *flags: str) -> None:

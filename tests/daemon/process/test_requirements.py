@@ -166,7 +166,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_run_with_init_only_reports_a_failure_if_a_signal_stops_it_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_before_the_end_of_a_run_causes_a_failure_if_the_flag_init_only_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.asynccontextmanager
     async def hang(_chosen: object) -> AsyncIterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)

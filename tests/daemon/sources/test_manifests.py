@@ -1,4 +1,4 @@
-"""Covers the events that manifest files cause if files have several documents, lists or errors, or contain the same object.
+"""Covers the events for manifest files with lists, errors, duplicate objects, or several documents.
 
 ``test_decode`` covers the content of a manifest.
 """
@@ -199,7 +199,7 @@ def test_objects_stay_when_their_file_becomes_invalid(world: World) -> None:
     assert described(world.write(all=text(service("b", "10.0.0.2")))) == ["Put default/b", "Gone default/a"]
 
 
-def test_an_object_stays_if_its_document_becomes_invalid_but_other_objects_are_updated(world: World) -> None:
+def test_an_object_whose_document_becomes_invalid_stays_and_other_objects_are_updated(world: World) -> None:
     world.write(all=text(service("a"), service("b")))
     broken = service("a") | {"spec": "none"}
     rejected, put = world.write(all=text(broken, service("b", "10.0.0.2")))
@@ -221,7 +221,7 @@ def test_an_unchanged_object_is_delivered_only_once(world: World) -> None:
 # Conflicts
 
 
-def test_the_alphabetically_second_of_two_files_with_the_same_object_is_rejected_only_once(
+def test_if_two_files_have_the_same_object_the_file_with_the_later_name_is_rejected_only_once(
     world: World,
 ) -> None:
     rejected, put = world.write(b=text(service("web", "10.0.0.2")), a=text(service("web", "10.0.0.1")))

@@ -1,4 +1,4 @@
-"""Covers the requests to the API server, their order and the pauses between them, over a connection that follows a script.
+"""Uses a scripted connection to cover the requests to the API server, their order and the pauses between them.
 
 Time is virtual. ``test_watch`` covers the same requests with an API server over real HTTP.
 """
@@ -158,7 +158,7 @@ async def test_repeated_and_outdated_changes_are_not_delivered(changes: list[Any
     assert names(world.delivered) == delivered
 
 
-async def test_later_changes_are_delivered_after_a_list_with_a_lower_resource_version() -> None:
+async def test_changes_are_delivered_even_if_the_new_list_has_a_lower_version_than_the_former_list() -> None:
     world = await run_script(page(version=5000), [GONE_LINE], page(version=20), [*changed("web", 21), 400.0])
     assert names(world.delivered) == ["Put web"]
 
@@ -332,7 +332,7 @@ async def test_the_resource_version_of_the_server_is_checked_only_after_a_watch_
     assert (world.probes, len(world.watches), len(world.lists)) == (1, 3, 2)
 
 
-async def test_a_watch_continues_after_one_check_if_the_server_has_reached_our_resource_version() -> None:
+async def test_a_watch_continues_if_one_check_shows_that_the_server_has_reached_our_resource_version() -> None:
     world = await run_script(
         page(version=100),
         ApiError(Trouble.UNREACHABLE, "no route"),
@@ -365,7 +365,7 @@ def test_error_statuses_are_reported_with_their_reasons(code: int, trouble: Trou
 
 
 @pytest.mark.parametrize(("asked", "least", "most"), [(7.0, 7.4, 7.8), (86400.0, 300.4, 300.8)])
-async def test_the_pause_is_the_limited_value_of_the_retry_after_header_plus_a_short_random_time(
+async def test_the_pause_is_the_requested_time_up_to_a_limit_plus_a_short_random_time(
     asked: float, least: float, most: float
 ) -> None:
     world = await run_script(ApiError.of_status(429, "too many requests", asked), page())

@@ -46,7 +46,7 @@ class Scene:
         return paths.healthz(self.status).status, paths.livez(self.status).status
 
 
-def test_a_watch_becomes_stale_after_a_silence_of_limit_s_even_if_there_was_never_a_contact() -> None:
+def test_a_watch_becomes_stale_when_its_silence_reaches_the_limit_even_without_any_contact() -> None:
     scene = Scene()
     scene.clock.now += LIMIT_S - 1
     assert list(scene.staleness.stale()) == []

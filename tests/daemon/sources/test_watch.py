@@ -50,7 +50,7 @@ async def setup(tmp_path: pathlib.Path) -> AsyncIterator[Setup]:
 # List and watch
 
 
-async def test_each_request_is_counted_with_its_duration_host_and_status_code(tmp_path: pathlib.Path) -> None:
+async def test_each_request_is_counted_with_its_host_and_its_status_code_and_its_duration(tmp_path: pathlib.Path) -> None:
     requests: list[tuple[str, str, float]] = []
     async with ApiServer() as server:
         source = watch.KubernetesSource(
@@ -71,7 +71,7 @@ async def test_objects_are_read_even_if_the_server_ignores_the_request_to_omit_m
 ) -> None:
     setup.server.knows_drop = knows_drop
     managed: dict[str, Any] = {"managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]}
-    setup.server.expire_watches(SERVICES)  # makes the source request a list and a watch again
+    setup.server.expire_watches(SERVICES)  # after this, the source requests a list and a watch again
     await setup.server.asked(SERVICES, watch=True, times=2)
     setup.server.put(SERVICES, service("api", **managed))
     await setup.sink.until(setup.sink.has("web", "api"))

@@ -34,7 +34,7 @@ FOUND = """|web|SHOP/W| op/we |10.96.0.80|10.96.|10.2|10.244.1.|10.244.12.1|192.
 10.96.0.80:80|192.0.2.7:80|[fd00:10:96::80]:80|172.18.0.2:30080|10.244.12.1:8080|[fd00:10:244::11]:8080"""
 NOT_FOUND = """shop/x|0.96.0|10.96.0.8:80|10.96.0.80:81|10.244.12.1:80|10.244.12.2:8080|44.1.11.10:8080|8080|8|0300|999999|\
 10.244.2.|fd01:|1.2.3:80|<script>|10.96.0.999:80"""
-"""Texts that do not match ``WEB`` and ``SLICES``. ``44.1.11.10`` is the end of one address in ``SLICES``, followed by the
+"""Texts that do not match ``WEB`` and ``SLICES``. ``44.1.11.10`` consists of the end of one address in ``SLICES`` and the
 beginning of the next address."""
 
 

@@ -113,7 +113,7 @@ async def test_a_service_with_many_endpoints_is_described_in_steps_so_that_other
         await node.quiet(1)
         name = ServiceName("default", "web")
         pauses = len(list(node.describing(name)))
-        # Reasons, real servers and endpoints are each described in separate steps.
+        # Three lists are described in steps: the reasons, the real servers and the endpoints.
         assert pauses >= 3 * count // explanations.ENDPOINTS_AT_ONCE
         assert len(at_once(node.describing(name))["ports"][0]["endpoints"]) == count
 

@@ -114,7 +114,7 @@ def test_other_tasks_run_while_the_counters_of_many_virtual_servers_are_processe
         assert pauses == passes * 1000 / ITEMS_AT_ONCE
 
 
-def test_viewers_beyond_the_limit_are_refused_until_another_viewer_has_left() -> None:
+def test_a_viewer_beyond_the_limit_is_refused_until_an_earlier_viewer_has_left() -> None:
     viewers = Viewers()
     for number in range(MOST_VIEWERS):
         assert viewers.admit(str(number), number / 100)

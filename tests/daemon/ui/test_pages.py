@@ -136,7 +136,7 @@ async def test_the_page_and_its_events_show_that_a_watch_is_not_connected() -> N
 
 
 async def _targets(node: PageNode) -> list[str | None]:
-    """The pods that the view of the Service web shows for its endpoints."""
+    """The pod of each endpoint in the view of the Service ``web``; None if the view does not name the pod."""
     (port, *_) = (await node.ask("service", name="default/web"))["service"]["ports"]
     return [one["target"] for one in port["endpoints"]]
 
@@ -237,7 +237,7 @@ async def test_the_pod_names_of_a_viewed_service_are_read_again_only_after_its_e
 
 
 @in_virtual_time
-async def test_the_page_shows_addresses_and_requests_pod_names_rarely_if_pod_names_cannot_be_read() -> None:
+async def test_pod_names_that_cannot_be_read_are_requested_rarely_and_the_page_shows_addresses() -> None:
     async with _serving() as node:
         node.names_error = ApiError(Trouble.UNREACHABLE, "no route")
         for _ in range(19):
@@ -298,7 +298,7 @@ async def test_a_search_for_services_with_problems_finds_a_service_only_while_it
 
 
 @in_virtual_time
-async def test_the_answer_for_the_node_has_rates_and_only_the_history_points_after_since() -> None:
+async def test_the_answer_for_the_node_has_rates_and_only_history_points_later_than_the_given_time() -> None:
     async with _serving() as node:
         node.traffic.per_second[CLUSTER] = 100.0
         for _ in range(12):
@@ -455,7 +455,7 @@ async def test_the_page_of_a_service_has_the_output_of_explain_plus_rates_and_zo
 
 
 @in_virtual_time
-async def test_the_description_of_a_service_shows_no_held_virtual_server_if_the_service_is_deleted() -> None:
+async def test_the_description_of_a_deleted_service_shows_no_virtual_server_as_held() -> None:
     first, second = (
         builders.service(name, cluster=[f"10.96.1.{number}"], external=["192.0.2.1"], created_s=number)
         for number, name in enumerate(("first", "second"), 1)

@@ -51,7 +51,7 @@ def test_each_error_is_returned_for_the_message_that_caused_it() -> None:
     assert tested.run([message(0)] * 4) == {1: errno.EEXIST, 3: errno.ENOENT}
 
 
-def test_messages_without_an_error_count_as_unanswered_if_the_last_message_is_not_acknowledged() -> None:
+def test_if_the_last_message_is_not_acknowledged_all_messages_without_an_error_are_unanswered() -> None:
     tested, opened = channel(lambda numbers: [error(numbers[1], errno.EEXIST)], acknowledge)
     assert tested.run([message(0)] * 3) == {0: netlink.UNANSWERED, 1: errno.EEXIST, 2: netlink.UNANSWERED}
     assert opened[0].closed
@@ -59,7 +59,7 @@ def test_messages_without_an_error_count_as_unanswered_if_the_last_message_is_no
     assert len(opened) == 2
 
 
-def test_an_overrun_makes_messages_without_an_error_unanswered_even_if_the_last_one_is_acknowledged() -> None:
+def test_after_an_overrun_messages_without_an_error_count_as_unanswered_even_if_acknowledged() -> None:
     def answer(numbers: list[int]) -> list[Answer]:
         return [error(numbers[0], errno.EEXIST), OVERRUN, error(numbers[1], errno.EPERM), error(numbers[-1])]
 
@@ -184,7 +184,7 @@ def test_a_dump_that_is_interrupted_at_each_attempt_is_an_error() -> None:
     assert (0.0, *pauses_s) == netlink.DUMP_PAUSES_S
 
 
-def test_a_dump_is_tried_only_once_if_the_dump_before_it_lost_its_answers() -> None:
+def test_a_dump_gets_only_one_attempt_if_each_attempt_at_the_previous_dump_lost_an_answer() -> None:
     loses, number = True, 0
     tested, opened = channel(lambda numbers: [OVERRUN if loses else done(numbers[0], number)])
 

@@ -17,7 +17,7 @@ LOST, MESSAGES = netlink.UNANSWERED, [fake_netlink.message(0)] * 2
     [
         ({2: 0}, {}),
         ({1: errno.EEXIST, 2: errno.EBUSY}, {0: errno.EEXIST, 1: errno.EBUSY}),
-        # the answer to the last message is lost, but only the message with an error counts as refused
+        # the answer to the last message is lost, but the last message does not count as refused
         ({1: errno.EEXIST}, {0: errno.EEXIST}),
         ({0: errno.EPERM}, {-1: errno.EPERM}),
         ({}, {-1: LOST, 0: LOST, 1: LOST}),

@@ -186,7 +186,7 @@ def test_the_copy_of_a_set_is_observed_and_destroyed_if_a_killed_process_has_lef
 
 
 @pytest.mark.kernel
-def test_a_set_with_another_revision_is_used_without_being_recreated(driver: ipset.IpsetDriver) -> None:
+def test_an_existing_set_is_used_and_not_recreated_even_if_its_revision_differs_from_ours(driver: ipset.IpsetDriver) -> None:
     tool("create", CLUSTER_IP.name, "hash:ip,port", "family", "inet", "hashsize", "1024", "maxelem", "65536")
     tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
     header = tool("list", "-terse", CLUSTER_IP.name).partition("Size in memory")[0]
@@ -200,7 +200,7 @@ def test_a_set_with_another_revision_is_used_without_being_recreated(driver: ips
 def with_revisions(newest: bytes, lowest: bytes, created: list[int]) -> ipset.IpsetDriver:
     """A driver on a fake kernel that supports the revisions from ``lowest`` to ``newest`` of each set type.
 
-    The fake kernel adds the revision of each set that it creates to ``created``.
+    ``created`` receives the revision of each set that the fake kernel creates.
     """
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:

@@ -57,7 +57,7 @@ def test_a_program_that_prints_no_version_is_an_error() -> None:
         ("failed at line: 5", "failed at line: 5"),
     ],
 )
-def test_the_one_line_error_of_a_failed_write_quotes_the_line_whose_number_iptables_printed(printed: str, reported: str) -> None:
+def test_a_failed_write_gives_a_one_line_error_with_the_line_whose_number_iptables_printed(printed: str, reported: str) -> None:
     assert iptables_process.describe_failure(printed, "*nat\n:K - [0:0]\n-A K -m set --match-set NOPE dst\nCOMMIT\n") == reported
 
 

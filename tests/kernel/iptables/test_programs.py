@@ -114,7 +114,7 @@ def create_set(family: Family) -> None:
 
 
 def driver_beside_set(family: Family = Family.IPV4) -> tuple[iptables.IptablesDriver, Skeleton]:
-    """A driver, and rules that the kernel accepts, because the set that the rules refer to exists."""
+    """Returns a driver and rules; creates the set that the rules refer to, so that the kernel accepts the rules."""
     create_set(family)
     return make_driver(), every_kind_of_rule(family)
 

@@ -35,7 +35,8 @@ Make = Callable[..., RulesDriver]
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """Scripts in place of the iptables programs of both families.
 
-    Each script in place of a restore program waits until the test creates a file with the suffix ``.go``.
+    ``iptables-restore`` waits until the test creates the file ``iptables.go``, and ``ip6tables-restore`` waits for
+    ``ip6tables.go``.
     """
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for command in ("iptables", "ip6tables"):
@@ -70,7 +71,7 @@ def began(programs: pathlib.Path, command: str = "iptables") -> int:
 
 
 def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
-    """Apply an operation again until it is no longer in progress, as the reconciler does."""
+    """Apply an operation repeatedly until it is no longer in progress, as the reconciler does."""
     for _ in range(2000):
         (outcome,) = driver.apply([operation])
         if outcome.errno != errno.EINPROGRESS:
@@ -134,7 +135,7 @@ def test_a_slow_write_of_rules_in_one_family_does_not_delay_the_other_family(mak
     assert second == Outcome(PUT_V6)
 
 
-def test_a_slow_iptables_program_shortens_the_wait_for_later_programs_until_one_ends_in_time(
+def test_after_a_slow_iptables_program_later_waits_are_short_until_a_program_ends_in_time(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_s: list[float | None] = []
@@ -174,7 +175,7 @@ def test_rules_can_be_read_even_if_every_write_takes_too_long_and_fails(
     assert outcome.errno == errno.EINPROGRESS, "a call for a write still waits only briefly"
 
 
-def test_a_family_is_not_certainly_unusable_if_a_trial_write_takes_too_long(make: Make) -> None:
+def test_the_refusal_of_a_family_is_not_certain_if_a_trial_write_takes_too_long(make: Make) -> None:
     driver = make(LONG_S)
     driver.program(Family.IPV4)
     driver._patience_s = 0.5

@@ -1,6 +1,6 @@
 """Covers how rules are written and read in the syntax of iptables.
 
-The same syntax is checked against the output of the real programs in ``test_programs.py``.
+``test_programs.py`` checks the same syntax against the output of the real programs.
 """
 
 import pytest
@@ -52,7 +52,7 @@ FROM_CNI = InterfaceMatch("cni", is_prefix=True)
     ],
 )
 def test_a_rule_is_written_as_iptables_save_prints_it(rule: Rule, text: str) -> None:
-    """Other parts of rules are compared with the output of the real programs in ``test_programs``."""
+    """Covers some parts of rules; ``test_programs`` compares the other parts with the output of the real programs."""
     assert render(rule, Family.IPV4) == text
 
 

@@ -105,7 +105,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 def make_variants(folder: pathlib.Path, *, nft: str = "exit 0", legacy: str = "exit 0", in_path: str) -> None:
-    """Write scripts that replace the programs of both variants and show empty tables.
+    """Write scripts that replace the programs of both variants; the scripts that list rules print nothing.
 
     ``nft`` and ``legacy`` are the scripts that restore rules.
     """

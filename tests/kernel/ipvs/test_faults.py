@@ -22,7 +22,7 @@ from tests.support import fake_netlink
 
 
 class Kernel:
-    """A fake kernel. It answers the query for the netlink family of IPVS itself, and all other requests with ``answers``."""
+    """A fake kernel. It knows the netlink family of IPVS, and dumps are empty. Other requests get ``answers`` or ``answer``."""
 
     def __init__(self) -> None:
         self.answers: list[fake_netlink.Answer] | None = None
@@ -155,7 +155,7 @@ BY_MARK = VirtualServer(FirewallMark.of(Family.IPV4, 8), WEB.settings)
         (Verb.REMOVE, WEB, errno.ESRCH, None),
     ],
 )
-def test_the_verbs_add_and_set_are_swapped_if_the_error_shows_that_the_object_exists_or_is_absent(
+def test_add_becomes_set_only_if_the_object_exists_and_set_becomes_add_only_if_it_is_absent(
     verb: Verb, item: Item, number: int, opposite: Verb | None
 ) -> None:
     assert ipvs_operations.opposite(Operation(verb, item), number) is opposite

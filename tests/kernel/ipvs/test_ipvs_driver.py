@@ -134,7 +134,7 @@ def test_a_new_virtual_server_has_all_settings_and_real_servers_if_its_scheduler
 
 
 @pytest.mark.kernel
-def test_adding_a_virtual_server_fails_if_the_kernel_lacks_a_scheduler_that_is_set_last(
+def test_adding_a_virtual_server_fails_if_its_scheduler_is_set_last_and_the_kernel_lacks_it(
     driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ipvs_operations, "PREPARED_SCHEDULERS", frozenset({"dice"}))
@@ -155,7 +155,7 @@ def test_a_failed_operation_does_not_prevent_other_operations_of_its_chunk(drive
 
 
 @pytest.mark.kernel
-def test_only_an_invalid_real_server_is_refused_if_the_real_servers_fill_several_chunks(
+def test_if_real_servers_fill_several_chunks_only_the_invalid_real_server_is_refused(
     driver: ipvs.IpvsDriver,
 ) -> None:
     one, other = server("10.96.0.1"), server("10.96.0.2")

@@ -63,7 +63,7 @@ INFORMATION = fake_netlink.attribute(1, struct.pack("=I", 0x10201)) + fake_netli
 class Kernel:
     """A fake kernel.
 
-    It answers a listing with the datagrams that ``listing`` makes, and a request for information about IPVS with ``information``.
+    ``listing`` makes the datagrams that answer a listing. ``information`` answers a request for information about IPVS.
     """
 
     def __init__(self, *listing: Callable[[int], fake_netlink.Answer], information: bytes = INFORMATION) -> None:
@@ -86,7 +86,7 @@ class Kernel:
             yield fake_netlink.done(sequence)
 
 
-def test_the_rows_show_a_persistence_engine_and_omit_virtual_servers_of_other_protocols() -> None:
+def test_the_rows_show_a_persistence_engine_and_omit_a_virtual_server_of_ip_protocol_51() -> None:
     kernel = Kernel(*(functools.partial(fake_netlink.message, payload=bytes(4) + one) for one in DUMP))
     rows = ipvs_rows.read(kernel.connect)
     assert (rows.version, rows.size) == ("1.2.1", 4096)

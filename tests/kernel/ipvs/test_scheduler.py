@@ -23,7 +23,7 @@ from tests.kernel.ipvs.examples import ipvsadm
         (errno.EAFNOSUPPORT, ModuleState.MISSING, False),
     ],
 )
-def test_module_files_decide_whether_a_scheduler_exists_only_if_a_trial_virtual_server_does_not(
+def test_module_files_decide_about_a_scheduler_only_if_the_kernel_did_not_look_it_up(
     monkeypatch: pytest.MonkeyPatch, refusal: int, state: ModuleState, *, is_usable: bool
 ) -> None:
     ipvs = AbsentIpvs()

@@ -58,7 +58,7 @@ def test_deleting_an_interface_is_an_event_only_if_it_is_the_watched_device(list
     assert listener.read() == (OURS, OURS, OURS)  # for the added address, the removed address, and the deleted device
 
 
-def test_after_the_device_was_deleted_a_recreated_device_is_watched_but_not_lo(
+def test_after_the_watched_device_was_deleted_its_replacement_is_watched_and_lo_is_not(
     listener: notify.ChangeListener, device: str
 ) -> None:
     ip("link", "del", device)
@@ -159,7 +159,7 @@ def test_the_listener_reports_changes_of_a_recreated_device_even_if_events_were_
         assert set(listener.read()) == {OURS}
 
 
-def test_older_notifications_after_lost_events_do_not_replace_the_index_of_a_recreated_device(
+def test_after_lost_events_old_notifications_do_not_restore_the_index_of_the_former_device(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)
@@ -181,7 +181,7 @@ def test_reading_from_a_closed_listener_is_an_error(listener: notify.ChangeListe
         listener.read()
 
 
-def test_an_address_change_on_an_unknown_interface_is_reported_as_a_change_of_another_interface(
+def test_an_address_change_on_an_unknown_interface_is_reported_as_other_addresses(
     listener: notify.ChangeListener,
 ) -> None:
     body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 999) + struct.pack("=HH4s", 8, 2, bytes(4))

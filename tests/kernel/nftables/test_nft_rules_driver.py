@@ -95,7 +95,7 @@ def test_the_text_of_the_longest_rule_fits_into_the_comment_of_a_rule(family: Fa
 
 @FAMILIES
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
-def test_successive_rules_of_a_chain_differ_so_that_their_fingerprints_differ(family: Family, settings: Settings) -> None:
+def test_no_two_successive_rules_of_a_chain_are_equal(family: Family, settings: Settings) -> None:
     chains = every_rule(family, settings).chains.values()
     assert not [one for rules in chains for one, other in itertools.pairwise(rules) if one == other]
 

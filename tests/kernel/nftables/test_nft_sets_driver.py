@@ -216,7 +216,7 @@ def test_a_poll_returns_only_changed_sets(driver: NftSetsDriver) -> None:
     assert observe_changed(driver, names).keys() == set(names)
 
 
-def test_a_set_that_is_destroyed_and_recreated_with_the_same_entries_is_returned_again(driver: NftSetsDriver) -> None:
+def test_a_poll_returns_a_set_that_was_destroyed_and_recreated_with_the_same_entries(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER], IP_SETS["KUBE-EXTERNAL-IP"], entry(1))
     as_it_was = nft("list", "set", "inet", "ipvsproxy", CLUSTER)
     before = observe_changed(driver, [CLUSTER])

@@ -133,7 +133,7 @@ def test_a_change_by_another_program_during_a_write_is_not_an_error(driver: NftD
     assert entry(8) in held(driver)
 
 
-def test_the_next_poll_shows_that_another_program_has_deleted_entries_that_were_written_together_with_rules(
+def test_the_next_poll_notices_if_another_program_deletes_an_entry_written_together_with_rules(
     driver: NftDriver,
 ) -> None:
     driver.apply([*SETS, entries(Verb.ADD, 1)])
@@ -143,7 +143,7 @@ def test_the_next_poll_shows_that_another_program_has_deleted_entries_that_were_
     assert observe_changed(driver.sets, [CLUSTER]) == before
 
 
-def test_the_refusal_of_a_transaction_for_an_outdated_generation_does_not_close_the_socket(driver: NftDriver) -> None:
+def test_the_socket_stays_open_if_a_transaction_with_an_outdated_generation_is_refused(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     ports = set(driver._ports)
     for _ in range(3):
@@ -172,7 +172,7 @@ OTHER_SETS = [one for one in SETS if one.item is not IP_SETS[CLUSTER]]
 UNLIKE = (f"set {CLUSTER} {{\n{FIELDS}", f"set {CLUSTER} {{\n{FIELDS}\t\tsize 2\n")
 
 
-def test_a_set_with_another_definition_is_replaced_together_with_its_entries_and_rules(driver: NftDriver) -> None:
+def test_a_set_whose_definition_is_not_ours_is_replaced_together_with_its_entries_and_rules(driver: NftDriver) -> None:
     wanted, other = [Operation(Verb.SET, every_rule(family)) for family in Family], entry(7, "KUBE-EXTERNAL-IP")
     driver.apply([*SETS, entries(Verb.ADD, 1), Operation(Verb.ADD, SetEntries.of(other)), *wanted])
     load_with(UNLIKE)
@@ -187,7 +187,7 @@ def test_a_set_with_another_definition_is_replaced_together_with_its_entries_and
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
 
 
-def test_the_rules_that_use_a_set_are_kept_when_the_set_is_replaced_without_new_rules(driver: NftDriver) -> None:
+def test_replacing_a_set_without_writing_rules_keeps_the_rules_that_use_the_set(driver: NftDriver) -> None:
     wanted = Operation(Verb.SET, every_rule(Family.IPV4))
     driver.apply([*SETS, wanted])
     nft("flush", "ruleset")

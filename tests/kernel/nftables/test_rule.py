@@ -29,7 +29,7 @@ TO_PORT_FROM = (Side.DESTINATION, Side.DESTINATION, Side.SOURCE)
 
 
 @pytest.mark.parametrize("family", Family, ids=str)
-def test_rules_look_up_each_prefix_length_of_an_address_from_the_longest_to_the_shortest(family: Family) -> None:
+def test_a_match_on_source_ranges_becomes_one_rule_per_prefix_length_longest_prefix_first(family: Family) -> None:
     match = SetMatch(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, family).name, TO_PORT_FROM)
     rules = nft_rule.expand(Rule(set=match, target=Verdict.RETURN), family, "filter")
     assert len(rules) == family.bits

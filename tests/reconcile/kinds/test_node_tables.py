@@ -36,7 +36,7 @@ FLOW = examples.flow("10.96.0.10")
 
 
 def new_claims(*states: ServiceState) -> NodeTables:
-    """Tables with the desired states of these Services, which were given in this order."""
+    """Tables into which these desired states of Services were put in this order."""
     tables = NodeTables(Drains())
     put(tables, *states)
     return tables
@@ -59,7 +59,7 @@ def free(owner: Owner) -> ServiceState:
     return examples.state(owner, KEY, real_servers=[TWO], entries=[LOAD_BALANCER])
 
 
-def test_put_node_makes_the_device_and_the_sets_and_the_settings_desired() -> None:
+def test_after_put_node_the_device_the_sets_the_sysctls_and_the_timeouts_are_desired() -> None:
     tables = new_claims()
     tables.put_node({Family.IPV4}, [Sysctl("net/ipv4/ip_forward", "1")], Timeouts(1, 2, 3))
     assert list(tables.devices.desired) == [Device(DEVICE)]
@@ -148,7 +148,7 @@ def service_with_node_port(owner: Owner, *keys: VirtualServerKey) -> ServiceStat
 def test_entries_of_a_lost_node_port_are_removed_even_if_another_object_has_that_port_or_address() -> None:
     """The other object is a cluster IP with the same port number, or an entry of a second scope with the node's address.
 
-    Of these two, only the entry of the cluster IP stays.
+    The entry of the cluster IP stays, and the entry of the second scope is removed.
     """
     kept = builders.frontend("10.96.0.1", 30080)
     no_local = examples.entry(SetKind.NO_LOCAL, NODE_PORT)
@@ -171,7 +171,7 @@ def test_entries_of_a_lost_node_port_are_removed_even_if_another_object_has_that
         OTHER_NODE_PORT,
     ],
 )
-def test_a_node_port_keeps_its_entries_when_another_object_with_the_same_port_number_is_lost(lost: VirtualServerKey) -> None:
+def test_a_node_port_keeps_its_entries_if_its_service_loses_a_virtual_server_with_that_port(lost: VirtualServerKey) -> None:
     """The lost object has a load balancer's address, another protocol with the same port, or one of several node addresses."""
     tables = new_claims()
     desired = service_with_node_port(YOUNG, NODE_PORT, lost)

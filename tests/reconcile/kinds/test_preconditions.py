@@ -65,7 +65,7 @@ def let_in(node: simulation.SimulatedNode, key: VirtualServerKey = VIRTUAL_SERVE
 
 
 class Nth:
-    """Picks the operation at position ``number``, counted from 0, and selects this operation each time that it occurs."""
+    """Selects the operation at position ``number``, counted from 0, and all later operations that equal it."""
 
     def __init__(self, number: int) -> None:
         self.picked: Operation | None = None
@@ -273,7 +273,7 @@ def test_remote_endpoints_wait_for_the_desired_states_of_all_services_if_a_polic
     assert [str(operation) for operation in additions if isinstance(operation.item, RealServers)] == []
 
 
-def test_endpoints_of_another_service_do_not_wait_for_a_change_of_traffic_policy() -> None:
+def test_a_change_of_traffic_policy_delays_only_the_endpoints_of_that_service() -> None:
     node = serving(shop(Protocol.TCP, local=True))
     node.put(*shop(Protocol.TCP, local=False))
     node.put(builders.service("web", cluster=("10.96.0.99",)), endpoints())

@@ -77,7 +77,7 @@ def test_our_own_chains_in_the_unused_iptables_variant_are_removed_too() -> None
     assert not USED.concerns(OURS)
 
 
-def test_the_used_variant_loses_a_jump_to_a_shared_chain_only_if_the_iptables_mode_made_the_jump() -> None:
+def test_only_jumps_of_the_iptables_mode_to_a_shared_chain_are_removed_in_the_used_variant() -> None:
     foreign = reference(OUTPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
     ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
     rules = LeftRules(chains={OUR_FIREWALL: 1}, references=(foreign, ours))
@@ -103,7 +103,7 @@ def test_jumps_of_both_proxy_modes_to_a_shared_chain_are_removed_in_the_unused_i
         reference(ChainKey("filter", "MINE"), THEIR_SERVICES, "kubernetes service portals"),
     ],
 )
-def test_a_leftover_chain_is_emptied_once_instead_of_deleted_if_a_rule_of_another_program_uses_it(
+def test_a_leftover_chain_used_by_a_rule_of_another_program_is_emptied_once_and_not_deleted(
     other_reference: Reference,
 ) -> None:
     rules = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, references=(THEIR_REFERENCE, other_reference))

@@ -76,7 +76,7 @@ def test_witnesses_may_be_removed_only_if_the_virtual_servers_and_all_witnesses_
         assert not own_objects.may_remove_witnesses(dataclasses.replace(EMPTY, **{lacking: None}))  # type: ignore[arg-type]  # the keys are names of fields
 
 
-def test_a_cleanup_removes_the_copy_of_a_set() -> None:
+def test_a_cleanup_removes_a_leftover_copy_of_a_set() -> None:
     todo = own_objects.plan(dataclasses.replace(EMPTY, set_copy=True), OURS, ())
     assert todo.operations == (remove(SET_COPY),)
 

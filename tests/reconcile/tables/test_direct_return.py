@@ -48,7 +48,7 @@ def marks_of(node: SimulatedNode) -> dict[SetKind, int]:
 
 
 def key_of(node: SimulatedNode, kind: SetKind) -> VirtualServerKey:
-    """The IPv4 virtual server by firewall mark that has the mark of the entry in this kind of set."""
+    """The key of the IPv4 virtual server whose firewall mark is the mark of the entry in the set of this kind."""
     return FirewallMark.of(Family.IPV4, marks_of(node)[kind])
 
 
@@ -116,7 +116,7 @@ def test_a_complete_read_changes_neither_a_draining_tunnel_nor_the_deadline_of_t
     assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1}, "the deadline has passed"
 
 
-def test_only_the_set_of_nodes_is_filled_for_direct_return_if_no_service_requests_direct_return() -> None:
+def test_direct_return_fills_only_the_set_of_nodes_if_no_service_requests_direct_return() -> None:
     node = serving()
     node.put(*shop(HERE, ELSEWHERE, asks=False))
     for _ in range(4):
@@ -130,7 +130,7 @@ def sets_of_direct_return(node: SimulatedNode) -> set[SetKind]:
     return {IP_SETS[name].kind for name in node.reconciler.survey.subjects()[0]} & DIRECT_KINDS
 
 
-def test_sets_of_direct_return_that_do_not_exist_are_read_once() -> None:
+def test_if_no_set_of_direct_return_exists_only_the_first_reading_looks_for_these_sets() -> None:
     node = SimulatedNode()
     assert sets_of_direct_return(node) == DIRECT_KINDS, "a former process may have left them"
     node.sync()
@@ -145,7 +145,7 @@ def test_sets_of_direct_return_are_read_as_long_as_they_are_desired_or_exist_in_
     off.kernel.fail(lambda operation: operation.item == IpSet(SetKind.NODES, Family.IPV4), times=1)
     off.sync()
     assert sets_of_direct_return(off) == {SetKind.NODES}
-    # This test removes the chain itself, because the in-memory kernel keeps the last chains of a table.
+    # The test itself removes the chain, because the in-memory kernel keeps the last chains of a table.
     off.kernel.chains[Family.IPV4].pop(SCOPE_CHAINS[0])
     off.sync(after_s=60)
     assert sets_of_direct_return(off) == set()

@@ -118,7 +118,7 @@ def test_a_wrong_mark_in_a_set_entry_is_drift_and_is_repaired() -> None:
     assert marks_of(node) == {BALANCER: FIRST}
 
 
-def test_every_scope_gets_another_mark_when_the_operator_changes_the_mark_bits() -> None:
+def test_every_scope_gets_a_mark_of_the_new_bits_when_the_operator_changes_the_mark_bits() -> None:
     node = serving(shop())
     node.reconciler.adopt(Policy(scope_bits=0xFF0000))
     come_to_rest(node)
@@ -181,7 +181,7 @@ def test_services_that_begin_to_wait_for_a_mark_are_reported_once() -> None:
 def plan_additions(node: SimulatedNode) -> None:
     """Apply the operations that take nothing away, until no such operation is left.
 
-    ipvsproxy also plans only such operations while the first list of a kind of objects is in doubt.
+    ipvsproxy does the same while the first list of a kind of objects is in doubt.
     """
     node.plan()
     add(node)
@@ -364,7 +364,7 @@ def test_a_port_that_loses_its_mark_in_one_family_keeps_its_mark_in_the_other_fa
     assert marks_of(node) == {BALANCER: mark, "2001:db8::12": mark}
 
 
-def test_virtual_servers_of_marks_are_not_excluded_even_if_a_range_excludes_all_addresses() -> None:
+def test_a_virtual_server_by_firewall_mark_is_removed_even_if_a_range_excludes_all_addresses() -> None:
     node = serving(shop(), excluded=["0.0.0.0/0"])
     plan = own_objects.plan(dataclasses.replace(node.kernel.observe(), skeletons={}), {}, builders.networks("0.0.0.0/0"))
     assert [one.item.key for one in plan.virtual_servers] == [FirewallMark.of(Family.IPV4, FIRST)]
@@ -482,7 +482,7 @@ def test_a_port_has_a_mark_only_while_its_service_owns_a_virtual_server_of_the_p
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_no_endpoint_is_wrong_if_an_address_moved_to_another_service_while_no_process_ran(*, is_last: bool) -> None:
+def test_only_an_address_that_moved_to_another_service_while_no_process_ran_gets_new_endpoints(*, is_last: bool) -> None:
     node = serving(shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.states.clear()
     node.put(*shared("giver", 20, 1, "192.0.2.20"))
@@ -496,7 +496,7 @@ def test_no_endpoint_is_wrong_if_an_address_moved_to_another_service_while_no_pr
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_the_port_without_another_mark_keeps_a_shared_mark_if_both_ports_have_equally_many_entries(*, is_last: bool) -> None:
+def test_a_mark_shared_equally_by_two_ports_stays_with_the_port_that_has_no_other_mark(*, is_last: bool) -> None:
     node = serving(shared("giver", 20, 1, BALANCER, "192.0.2.20"), shared("taker", 21, 2, "192.0.2.21"))
     node.put(*shared("giver", 20, 1, "192.0.2.20"))
     node.put(*shared("taker", 21, 2, BALANCER, "192.0.2.21"))

@@ -45,7 +45,7 @@ def running(*numbers: int) -> SimulatedNode:
 
 
 def starting() -> SimulatedNode:
-    """A node that serves one endpoint with its full weight, and another in slow start."""
+    """A node that serves one endpoint with its full weight, and a second endpoint in slow start."""
     node = running(1)
     node.put(web(), pods(1, 2))
     node.sync()

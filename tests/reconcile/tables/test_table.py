@@ -113,7 +113,7 @@ def test_keys_of_other_programs_are_not_removed() -> None:
     assert set(numbers.foreign) == {"theirs"}
 
 
-def test_a_key_of_another_program_stays_foreign_if_it_is_released_before_it_is_programmed() -> None:
+def test_a_key_of_another_program_stays_foreign_if_it_was_desired_but_never_programmed() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -129,7 +129,7 @@ def test_a_key_of_another_program_stays_foreign_even_if_its_value_equals_the_des
     assert pending(numbers) == []
 
 
-def test_a_key_of_another_program_belongs_to_ipvsproxy_after_ipvsproxy_has_changed_the_key() -> None:
+def test_a_foreign_key_belongs_to_ipvsproxy_after_ipvsproxy_has_set_the_value_of_the_key() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -262,7 +262,7 @@ def test_a_value_that_ipvsproxy_wrote_itself_is_no_drift_even_if_it_is_no_longer
     assert (numbers.drifted, pending(numbers)) == (0, ["key"])
 
 
-def test_a_waiting_owner_no_longer_waits_after_its_new_rank_gives_it_the_key() -> None:
+def test_an_owner_that_wins_the_key_by_a_new_rank_is_removed_from_the_waiting_owners() -> None:
     ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
     numbers = ranked(ranks)
     ranks[YOUNG] = 0

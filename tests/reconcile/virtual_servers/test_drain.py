@@ -105,7 +105,7 @@ def test_a_drain_ends_at_its_deadline_even_if_connections_remain_or_are_unknown(
     assert drains.next_s() is None
 
 
-def test_the_connections_of_a_virtual_server_are_read_again_at_its_earliest_deadline() -> None:
+def test_connections_of_a_virtual_server_are_read_again_at_the_earliest_deadline_of_its_drains() -> None:
     drains = Judged(ONE)
     drains.begin(KEY, TWO, 150)
     drains.see({ONE: BUSY, TWO: BUSY}, 155, deadline_s=55.5)
@@ -198,7 +198,7 @@ def test_the_age_of_the_oldest_drain_ignores_real_servers_without_connections() 
     assert drains.oldest_age_s(160) == 30, "one waits for its removal, one has ended"
 
 
-def test_the_heap_of_reading_times_does_not_accumulate_outdated_entries() -> None:
+def test_the_heap_of_due_times_does_not_accumulate_outdated_entries() -> None:
     drains = Judged(ONE)
     for now in range(100, 10_000):
         drains.begin(OTHER, TWO, now)
@@ -224,7 +224,7 @@ def test_a_real_server_without_connections_is_removed_as_soon_as_its_drain_has_b
     )
 
 
-def test_removals_at_once_returns_at_most_the_allowed_number_of_removals() -> None:
+def test_idle_real_servers_are_removed_at_once_only_up_to_the_allowed_number() -> None:
     done = [outcome(Verb.SET, ONE), outcome(Verb.SET, TWO), outcome(Verb.SET, THREE)]
     counts = {KEY: {ONE: IDLE, TWO: BUSY, THREE: IDLE}}
     assert [operation.item for operation in removals_at_once(done, counts, 1)] == [RealServers.of(KEY, ONE, 0)]

@@ -42,7 +42,7 @@ def test_a_set_entry_proves_ownership_only_of_the_virtual_server_that_it_names(k
         (SetKind.LOAD_BALANCER_FIREWALL, None),
     ],
 )
-def test_an_entry_does_not_prove_ownership_if_it_names_a_pod_or_client_or_only_restricts_traffic(
+def test_entries_that_name_a_pod_or_name_a_client_or_only_restrict_traffic_prove_no_ownership(
     kind: SetKind, other: str | None
 ) -> None:
     entry = examples.entry(kind, KEY, other)
@@ -83,7 +83,7 @@ SERVED = examples.observed({POD: 1, OTHER_POD: 1})
     ],
     ids=["the same", "one drains", "fewer", "hosts", "another scheduler", "none"],
 )
-def test_a_virtual_server_of_a_node_port_on_a_lost_address_is_ours_if_it_equals_one_of_ours(
+def test_a_node_port_on_a_lost_address_is_ours_only_if_it_equals_one_of_our_virtual_servers(
     observed: ObservedVirtualServer, *, is_ours: bool
 ) -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
@@ -94,7 +94,7 @@ def test_a_virtual_server_of_a_node_port_on_a_lost_address_is_ours_if_it_equals_
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: observed})(LEFT_BEHIND), "no twin"
 
 
-def test_a_virtual_server_equal_to_ours_is_not_ours_without_real_servers_or_with_one_on_this_host() -> None:
+def test_a_copy_of_our_virtual_server_is_not_ours_if_it_has_no_real_server_or_one_on_this_host() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     for alike in (examples.observed({}), examples.observed({builders.backend(builders.NODE_ADDRESS, 443): 1})):
         found = {NODE_PORT: alike, LEFT_BEHIND: alike}
@@ -174,7 +174,7 @@ def test_entries_without_an_existing_virtual_server_may_be_removed() -> None:
     assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))
 
 
-def test_a_virtual_server_by_mark_needs_only_the_set_entry_with_its_mark_and_family() -> None:
+def test_the_only_witness_of_a_virtual_server_by_mark_is_the_entry_with_its_mark_and_family() -> None:
     witnesses = ownership.Witnesses([FirewallMark.of(Family.IPV4, 30080)])
     entries = [mark_entry(FirewallMark.of(family, mark)) for family in Family for mark in (30080, 30081)]
     assert [witnesses.need(entry) for entry in entries] == [True, False, False, False]

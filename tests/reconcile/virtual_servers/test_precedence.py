@@ -67,7 +67,7 @@ def test_an_address_allocated_by_the_api_server_wins_over_the_external_address_o
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_services_that_wait_for_a_virtual_server_are_ordered_by_the_rule_that_chooses_the_winner(order: tuple[int, ...]) -> None:
+def test_services_that_wait_for_a_virtual_server_are_ordered_by_the_rule_that_picks_its_owner(order: tuple[int, ...]) -> None:
     tables = new_claims()
     states = (by(YOUNG, SetKind.CLUSTER_IP), by(OLDEST, SetKind.EXTERNAL_IP), by(OLD, SetKind.NODE_PORT_TCP))
     put(tables, *(states[number] for number in order))
@@ -110,6 +110,6 @@ def test_a_service_in_the_newest_list_takes_precedence_over_a_service_missing_fr
     assert owner_of(tables) == OLD
 
 
-def test_a_cluster_ip_takes_precedence_over_an_external_address_even_if_its_service_is_not_listed() -> None:
+def test_the_cluster_ip_of_an_unlisted_service_takes_precedence_over_an_external_address() -> None:
     tables = new_claims(by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
     assert owner_of(tables) == OLD.remembered

@@ -75,7 +75,7 @@ def test_a_service_whose_cluster_ip_has_not_been_allocated_is_not_served_yet() -
 
 
 @pytest.mark.parametrize("name", ["other-proxy", ""])
-def test_a_service_labelled_for_another_proxy_is_not_served_whatever_the_value_of_the_label(name: str) -> None:
+def test_a_service_with_the_label_for_another_proxy_is_not_served_even_if_the_label_is_empty(name: str) -> None:
     not_served = _service(metadata={"labels": {"service.kubernetes.io/service-proxy-name": name}}).not_served
     assert not_served == Skipped("metadata.labels", f"service-proxy-name gives it to {name!r}", invalid=False)
 

@@ -236,7 +236,7 @@ IGNORED = Skipped(f"metadata.annotations[{CILIUM}]", f"only 0 means the same as 
         *(({OURS: "7", CILIUM: text}, 7, ()) for text in ("0", "50")),
     ],
 )
-def test_endpoints_get_the_weight_of_their_slice_from_our_annotation_or_a_zero_from_ciliums(
+def test_our_annotation_sets_the_weight_of_a_slices_endpoints_and_ciliums_can_only_set_0(
     annotations: dict[str, str], weight: int | None, skipped: tuple[Skipped, ...]
 ) -> None:
     endpoints = [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))]

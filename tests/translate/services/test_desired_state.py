@@ -144,7 +144,7 @@ def test_a_running_pod_takes_precedence_over_a_terminating_pod_with_the_same_add
         assert backends(state_of(local, *slices), CLUSTER_IP) == {"10.244.0.5:8080"}
 
 
-def test_slice_names_decide_which_of_two_contradictory_slices_counts_in_any_order_of_delivery() -> None:
+def test_slice_names_not_delivery_order_decide_which_of_two_contradictory_slices_counts() -> None:
     one, two = (endpoint_slice(endpoint("10.244.0.5", node), suffix=node) for node in (builders.THIS_NODE, OTHER_NODE))
     local = service(internal_local=True)
     assert backends(state_of(local, one, two), CLUSTER_IP) == backends(state_of(local, two, one), CLUSTER_IP) == set()
@@ -195,7 +195,7 @@ def test_traffic_goes_to_terminating_endpoints_only_if_no_endpoint_allowed_by_th
 
 
 def _without_local(state: ServiceState) -> tuple[int, int]:
-    """The numbers of families with endpoints only on other nodes, for internal and for external traffic with policy Local."""
+    """For the internal and the external traffic policy Local: the number of families with endpoints only on other nodes."""
     policies = [policy for policy, _ in state.rare.without_local]
     return policies.count("internal"), policies.count("external")
 
@@ -211,7 +211,7 @@ def _local(*, internal: bool, external: bool) -> Service:
 @pytest.mark.checklist(84, 85, 86, 87, 88)
 @pytest.mark.parametrize(("internal", "external"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("slices", "is_counted"), [([HERE], False), ([ELSEWHERE], True), ([], False)])
-def test_the_lack_of_local_endpoints_with_policy_local_is_counted_if_other_nodes_have_endpoints(
+def test_a_local_traffic_policy_is_counted_if_only_other_nodes_have_endpoints(
     slices: list[EndpointSlice], *, internal: bool, external: bool, is_counted: bool
 ) -> None:
     counted = _without_local(state_of(_local(internal=internal, external=external), *slices))

@@ -131,7 +131,7 @@ ONE, ONE_P12 = {11: {"1.1.1.1:11"}}, _slice("1.1.1.2", suffix="2", ports={"p12":
         ([_slice("1.1.1.1", ports={"p11": 22})], [P11], {11: {"1.1.1.1:22"}}),
     ],
 )
-def test_the_real_servers_that_may_keep_flows_follow_from_the_current_slices_and_their_port_names(
+def test_current_slices_and_their_port_names_determine_which_real_servers_may_keep_flows(
     slices: list[EndpointSlice], ports: list[ServicePort], answering: dict[int, set[str]]
 ) -> None:
     assert _answering(*slices, ports=tuple(ports)) == answering

@@ -1,6 +1,6 @@
 """Node ports, external and load balancer addresses, source ranges and health checks.
 
-Clients outside the cluster reach a Service through these objects.
+All of these concern access to a Service from outside the cluster.
 """
 
 import pytest

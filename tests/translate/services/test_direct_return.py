@@ -73,7 +73,7 @@ def test_packets_from_a_tunnel_are_refused_if_this_node_has_no_endpoint() -> Non
 
 
 def test_packets_from_a_tunnel_reach_an_unready_endpoint_if_this_node_has_no_other_endpoint() -> None:
-    """Another node may have learnt earlier that the endpoint is ready."""
+    """Another node may have learnt before this node that the endpoint is ready."""
     starting, other = endpoint("10.244.0.5", ready=False), endpoint("10.244.1.5", OTHER_NODE)
     service, _ = _service("10.244.0.5")
     scopes = state_of(service, endpoint_slice(starting, other), view=_view(), settings=ON).rare.scopes

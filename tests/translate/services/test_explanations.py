@@ -20,7 +20,7 @@ def _explain(service: Service, *slices: EndpointSlice, settings: Settings | None
 
 
 def _codes(service: Service, *slices: EndpointSlice) -> dict[str, tuple[str, str]]:
-    """The reasons why an endpoint gets no internal and no external traffic; the key is the endpoint's address.
+    """For each endpoint's address: why the endpoint gets no internal traffic, and why it gets no external traffic.
 
     A reason is empty if the endpoint gets this traffic.
     """
@@ -81,7 +81,7 @@ def test_endpoint_slices_of_a_family_without_a_cluster_ip_are_reported() -> None
     assert list(explanations.unserved_slices(dual, [item], Settings())) == []
 
 
-def test_each_service_port_has_the_virtual_servers_of_its_own_number_and_protocol() -> None:
+def test_service_ports_with_equal_numbers_have_only_their_own_virtual_servers() -> None:
     number = 30080
     service = builders.service(
         "web",

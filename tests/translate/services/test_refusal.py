@@ -141,7 +141,7 @@ def test_only_the_port_of_the_api_server_is_refused_on_an_address_of_this_node(a
     assert refusal.admit(service("10.96.0.10", address, port=80), view, SETTINGS)[1] == ()
 
 
-def test_an_address_of_the_api_server_is_refused_unless_it_is_the_cluster_ip_of_the_service() -> None:
+def test_a_service_may_have_the_address_of_an_api_server_only_as_its_cluster_ip() -> None:
     view = node_view(api_servers=frozenset({builders.backend("10.96.0.1", 443)}))
     assert refusal.admit(service("10.96.0.1", port=443), view, SETTINGS)[1] == ()
     assert refusal.admit(service("10.96.0.10", "10.96.0.1"), view, SETTINGS)[1]
@@ -174,7 +174,7 @@ def test_the_original_service_object_is_returned_if_no_address_is_refused() -> N
     assert refusal.admit(item, node_view(), SETTINGS)[0] is item
 
 
-def test_remedies_for_fields_without_the_refused_address_are_left_out() -> None:
+def test_a_field_that_does_not_have_the_refused_address_gets_no_remedy() -> None:
     address = "192.168.0.11"
     balanced, external, both = (
         refusal.ways_out(builders.service("web", load_balancer=one, external=other), parse_address(address)).split("; ")

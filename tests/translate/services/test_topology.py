@@ -20,7 +20,7 @@ HERE, HERE_TOO, THERE, THERE_TOO = "10.244.0.1", "10.244.0.2", "10.244.1.1", "10
 
 
 def _scopes(*endpoints: Endpoint, zone: str) -> tuple[topology.Scope, topology.Scope]:
-    """The endpoints for traffic to the whole cluster, and the endpoints for traffic that must stay on this node."""
+    """The endpoints for traffic that may leave this node, and those for traffic that must stay on it."""
     keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     cluster, local = (
         topology.choose_routes(keyed, THIS_NODE, zone, internal_local=internal_local, external_local=False).internal.scope
@@ -87,7 +87,7 @@ ON_NODE = endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"])
         ),
     ],
 )
-def test_node_hints_or_else_zone_hints_are_used_if_every_ready_endpoint_has_such_hints(
+def test_hints_count_only_if_every_ready_endpoint_has_one_and_node_hints_override_zone_hints(
     endpoints: list[Endpoint], zone: str, used: set[str]
 ) -> None:
     assert _choose(*endpoints, zone=zone)[0] == used
@@ -130,7 +130,7 @@ def test_each_unused_endpoint_has_a_reason(item: Endpoint, reason: topology.WhyN
     assert cluster.why_not(item.conditions) is reason
 
 
-def test_the_local_scope_excludes_an_unready_endpoint_of_another_node_because_of_its_node() -> None:
+def test_for_an_unready_endpoint_of_another_node_the_local_scope_gives_the_node_as_the_reason() -> None:
     there = dead(THERE, OTHER_NODE)
     _, local = _scopes(endpoint(HERE), there, zone="")
     assert local.why_not(there.conditions) is topology.WhyNot.OTHER_NODE
@@ -142,14 +142,14 @@ def test_the_reason_why_an_endpoint_is_unused_says_that_its_node_hint_names_anot
     assert cluster.why_not(there.conditions) is topology.WhyNot.HINT_FOR_OTHER_NODE
 
 
-def test_each_real_server_comes_first_on_an_equal_share_of_nodes_whatever_its_address() -> None:
+def test_each_real_server_whatever_its_address_comes_first_on_about_the_same_number_of_nodes() -> None:
     keys = [builders.backend(text) for text in (*(f"10.244.7.{number}" for number in range(1, 10)), "10.244.200.1")]
     first = collections.Counter(next(iter(topology.in_order(keys, f"node-{number}"))) for number in range(2000))
     assert len(first) == 10
     assert all(120 < count < 300 for count in first.values()), "of ten, each comes first on a tenth of them"
 
 
-def test_endpoints_of_one_host_are_rarely_adjacent_in_the_order_of_a_node() -> None:
+def test_a_node_rarely_orders_two_endpoints_of_the_same_host_next_to_each_other() -> None:
     """If endpoints of one host were adjacent, a few consecutive connections would all go to the same host."""
     keys = [builders.backend(f"10.244.{host}.{number}") for host in range(4) for number in range(1, 6)]
     neighbours = 0

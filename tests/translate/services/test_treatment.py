@@ -247,7 +247,7 @@ def test_the_order_of_real_servers_is_the_same_on_all_nodes_for_a_hash_scheduler
         assert orders == {tuple(builders.backend(address) for address in sorted(addresses))}
 
 
-def test_virtual_servers_of_one_service_share_one_object_for_equal_weights() -> None:
+def test_virtual_servers_of_one_service_with_equal_weights_share_one_weights_object() -> None:
     balanced = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=[BALANCER])
     one, other = state_of(annotated(balanced, scheduler="wrr", weights=WeightRules({}, {}, 3)), SLICE).served
     assert isinstance(one.weights, UnevenWeights)
