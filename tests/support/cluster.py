@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +23,7 @@ from tests.support import golden_state, lab, patience, program
 
 THIS_NODE, OTHER_NODE = "node-a", "node-b"
 CHANGED_WITHIN_S = patience.seconds(60.0)
+LONGEST_READ = 65536
 BACKEND = Backend(os.environ.get("IPVSPROXY_TEST_RULES_BACKEND") or Backend.IPTABLES)
 """The backend of the rules of each program under test, unless the flags of the program name another backend."""
 IN_FILE: Mapping[str, str] = {} if BACKEND is Backend.IPTABLES else {"rulesBackend": BACKEND}
@@ -296,20 +298,32 @@ class Cluster:
 
 
 def ipvs_table() -> dict[tuple[str, str, int], dict[str, int]]:
-    """The contents of ``/proc/net/ip_vs``. The file is read directly, because starting ipvsadm takes long on user-mode Linux."""
+    """The weights of all real servers by address, for each virtual server (protocol, address, port).
+
+    A table that fits into one ``read`` is taken from ``/proc/net/ip_vs``, because starting ipvsadm takes long on user-mode Linux.
+    If the table is larger and another network namespace also has virtual servers, the file may omit virtual servers. The kernel
+    includes those of other namespaces in the position at which the next ``read`` continues (``ip_vs_info_seq_next`` in
+    net/netfilter/ipvs/ip_vs_ctl.c).
+    """
+    with Path("/proc/net/ip_vs").open("rb", buffering=0) as file:
+        text, is_larger = (file.read(LONGEST_READ) or b"").decode(), bool(file.read(1))
+    base = 16
+    if is_larger:
+        text, base = subprocess.run(("ipvsadm", "-Ln"), check=True, capture_output=True, text=True).stdout, 10
     table: dict[tuple[str, str, int], dict[str, int]] = {}
-    for line in Path("/proc/net/ip_vs").read_text().splitlines()[3:]:
+    for line in text.splitlines()[3:]:
         words = line.split()
         if words[0] == "->":
-            table[next(reversed(table))][_address_and_port(words[1])[0]] = int(words[3])
+            table[next(reversed(table))][_address_and_port(words[1], base)[0]] = int(words[3])
         elif words[0] == "FWM":
-            table[(words[0], "", int(words[1], 16))] = {}
+            table[(words[0], "", int(words[1], base))] = {}
         else:
-            table[(words[0], *_address_and_port(words[1]))] = {}
+            table[(words[0], *_address_and_port(words[1], base))] = {}
     return table
 
 
-def _address_and_port(text: str) -> tuple[str, int]:
+def _address_and_port(text: str, base: int) -> tuple[str, int]:
+    """Parse an address and a port: in hexadecimal (``base`` 16, as in ``/proc/net/ip_vs``) or as ipvsadm prints them (10)."""
     host, _, port = text.rpartition(":")
-    value = ipaddress.ip_address(int(host, 16)) if host[0] != "[" else ipaddress.ip_address(host.strip("[]"))
-    return str(value), int(port, 16)
+    is_number = base == 16 and host[0] != "["
+    return str(ipaddress.ip_address(int(host, 16) if is_number else host.strip("[]"))), int(port, base)
