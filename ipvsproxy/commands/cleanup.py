@@ -99,8 +99,8 @@ class Result:
     ``outcomes`` has the outcome of each operation. If the cleanups of both backends apply the same operation, such as the removal
     of a virtual server, ``outcomes`` has this operation only once. The keys of ``left`` are the places and IP families in which a
     proxy has left rules behind; each value is the reason why some of these rules are not removed. The reason is empty if all
-    rules are removed. If objects of ipvsproxy beside the rules in ``left`` may remain, ``problems`` has a line for each reason.
-    ``notes`` has a line for each omitted part of the cleanup.
+    rules are removed. If objects of ipvsproxy other than the rules in ``left`` may remain, ``problems`` has a line for each
+    reason. ``notes`` has a line for each omitted part of the cleanup.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)

@@ -97,7 +97,7 @@ OWN = (
         "What holds rules and sets: iptables with ipset, or nftables. auto takes nftables if iptables or ipset is missing."
     ),
     text("ipvs-vip-binding", "vipBinding", "translation.binding", "addresses", choices=tuple(Binding)).explained(
-        "How Service addresses become local: by addresses on kube-ipvs0 (addresses), or faster, by local routes on lo (routes)."
+        "How Service addresses become local: by addresses on kube-ipvs0 (addresses), or, faster, by local routes on lo (routes)."
     ),
     integer(
         "ipvs-route-protocol", "routeProtocol", "drivers.route_protocol", PROTOCOL, "NUMBER", minimum=LOWEST_FREE, maximum=255

@@ -26,7 +26,7 @@ class NodeAddresses:
     def __init__(self) -> None:
         self._services: dict[Address, dict[ServiceName, None]] = {}  # a dictionary, because a set would not keep the order
         self._new: set[Address] = set()
-        # for each address, a count for each node: how many endpoints and Nodes show that the address belongs to this node
+        # for each address and each node: how many endpoints and Nodes show that the address belongs to that node
         self._nodes: dict[Address, Counter[str]] = {}
 
     def services_with(self, addresses: Iterable[Address]) -> Iterator[ServiceName]:

@@ -117,7 +117,7 @@ def build_skeleton(
     each virtual server in ``refused`` whose address has, or will soon have, a local route on this node.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
-    if is_by_connection:  # empty sets also get rules, except sets of scopes, because every packet would traverse these rules
+    if is_by_connection:  # empty sets also get rules, except empty sets of scopes, whose rules every packet would traverse
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
         nat_chains = by_connection(family, settings, view)
     else:

@@ -105,7 +105,7 @@ def _other_pod_address(family: Family, settings: Settings, view: NodeView) -> Ad
 def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: TracedConnection, *, has_scopes: bool) -> Trace:
     """Follow a connection until it is masqueraded or marked for masquerading, or until no further rule can apply to it.
 
-    ``has_scopes`` means that the virtual server's address has a second scope: a set of marks has the mark for packets of this
+    ``has_scopes`` means that the virtual server's address has a second scope: a set entry gives a mark to the packets of this
     node's clients.
     """
     applied: list[AppliedRule] = []

@@ -36,7 +36,7 @@ os._exit(0)
 """
 """A program that imports the same modules as a start of ipvsproxy, and then ends at once."""
 _NEVER_BEFORE = 20_000
-"""The gap between the numbers of the first pods and of new pods; a new pod never gets a first pod's address."""
+"""The gap between the numbers of the first pods and of new pods, so that a new pod never gets a first pod's address."""
 
 
 class Size(NamedTuple):

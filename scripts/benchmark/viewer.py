@@ -1,4 +1,4 @@
-"""Measures, outside of ipvsproxy's process, the processor time and memory that a viewer of the web page costs.
+"""Measures, from outside of ipvsproxy's process, the processor time and memory that a viewer of the web page costs it.
 
 Each Service gets a packet every few seconds, with and without the viewer, because a viewer costs ipvsproxy nothing for Services
 without traffic. The viewer sends the same requests, at the same intervals, as the page of all Services in a browser.

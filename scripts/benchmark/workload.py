@@ -211,7 +211,7 @@ class Replacements:
 
 FORMS = (service, balanced, annotated, ipv6_service, direct)
 """The forms of Services: plain Services, load balancers with externalTrafficPolicy Local, Services with annotations, IPv6
-Services with IPv6 endpoints, and Services with direct return. All Nodes take part in direct return.
+Services with IPv6 endpoints, and Services with direct return in a cluster in which all other Nodes take part.
 """
 
 

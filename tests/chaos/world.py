@@ -129,7 +129,7 @@ class World:
                 return self._replace(f"{what} of {name}", name, self._random_slices(name, service))
 
     def _change_node(self) -> tuple[str, list[Object], list[Key]]:
-        """Add or delete one of ``OTHER_NODES``, or change the annotation of this Node."""
+        """Add or delete one of ``OTHER_NODES``, or change its annotation."""
         name = self._dice.choice(list(OTHER_NODES))
         what = self._dice.choice(["with direct return", "with direct return", "without direct return", "deleted"])
         key = Key("Node", name)

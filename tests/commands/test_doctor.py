@@ -156,7 +156,7 @@ TABLE, IPSET = "nftables still holds the table inet ipvsproxy", "iptables still 
         (["--rules-backend=auto"], Backend.NFTABLES, "no PATH", IPSET, f"{IPSET}|nftables (--rules-backend=auto: no PATH)"),
     ],
 )
-def test_if_the_unused_backend_has_our_objects_doctor_names_the_flag_that_chose_the_backend(
+def test_doctor_names_the_used_backend_and_its_flag_if_the_unused_backend_has_our_objects(
     flags: list[str], used: Backend, why: str, left: str, expected: str
 ) -> None:
     (found,) = _judge(*flags, backend=BackendChoice(used, why), other_backend=left)

@@ -152,6 +152,6 @@ def test_an_address_is_printed_in_the_form_that_operators_write() -> None:
     assert str(Network(Address(bytes(4)), 0)) == "0.0.0.0/0"
 
 
-def test_numbers_match_the_kernel_family_labels_match_the_api_and_protocol_labels_match_ipset() -> None:
+def test_families_are_named_as_in_the_api_and_protocols_as_in_ipset_and_both_have_kernel_numbers() -> None:
     assert [(int(family), family.label, family.bits) for family in Family] == [(2, "IPv4", 32), (10, "IPv6", 128)]
     assert [(int(protocol), protocol.label) for protocol in Protocol] == [(6, "tcp"), (17, "udp"), (132, "sctp")]

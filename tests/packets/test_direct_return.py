@@ -101,7 +101,7 @@ def test_open_connections_survive_the_failure_of_the_node_at_which_their_packets
 
 
 def test_a_tunnelled_packet_for_a_removed_endpoint_is_refused_and_not_forwarded_through_another_tunnel(three: Three) -> None:
-    """Without its program, the third node still sends packets to the second node, whose endpoint was removed.
+    """The third node's program was killed, so this node still sends packets to the second node, whose endpoint was removed.
 
     In the API, the endpoint is now on the third node, so the second node sends packets of outside clients to the third node.
     """

@@ -2,8 +2,8 @@
 
 Policies of Services change before or after this start.
 
-Because of the lock, the new process cannot remove the iptables rules of the former backend. A new process with the iptables
-backend cannot write its rules. No packet may be treated according to set entries of former policies.
+Because of the lock, the new process cannot remove the iptables rules of the former backend. Nor can a new process with the
+iptables backend write its rules. No packet may be treated according to set entries of former policies.
 """
 
 from pathlib import Path

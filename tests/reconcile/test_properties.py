@@ -215,7 +215,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         elif (key, real_server) not in self.weightless_since_s:
             server.real_servers[real_server] = weight
 
-    # Until a process has read the virtual servers, it knows them only by their witnesses. Before that, the test does not remove
+    # Until a process has read the virtual servers, it knows them only by their witnesses, so until then the test does not remove
     # both witnesses.
     @stateful.precondition(lambda self: not self.has_read_only_a_part)
     @stateful.rule(data=st.data())

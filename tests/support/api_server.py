@@ -301,7 +301,7 @@ class ApiServer:
         if token and version not in {"", "0"}:
             raise StatusError(400, "BadRequest", "specifying resource version is not allowed when using continue")
         self._require_reached(_revision(query))
-        if version not in {"", "0"} and limit and int(version) != self.store.revision:  # with a limit, the version must match
+        if version not in {"", "0"} and limit and int(version) != self.store.revision:  # a limit asks for this exact version
             raise StatusError(410, "Expired", f"The resourceVersion for the provided list is too old: {version}")
         if version == "0":
             limit = 0  # the watch cache does not divide lists into pages

@@ -117,7 +117,7 @@ class Store:
         return [item for _, item in sorted(self._objects[resource].items())]
 
     def forget_history(self) -> None:
-        """Compact the history: no watch can start before the present revision, and all ``continue`` tokens are invalid."""
+        """Compact the history: no watch can start before the present revision, and all ``continue`` tokens expire."""
         self._changes.clear()
         self._oldest = self.revision
         self._snapshots.clear()

@@ -33,8 +33,8 @@ COMMAND_WITHIN_S = patience.seconds(240.0)
 """The longest time for a command in a namespace. This time is shorter than the time limit of a test, so that an error names a
 command that hangs."""
 
-# The first settings accept answers that take a shorter path, and turn off ICMP redirects between the node and pods on one link.
-# Both are normal in the lab.
+# In the lab, answers may take a shorter path, and the node would send ICMP redirects to pods on one link. The first settings
+# accept such answers, and turn off the redirects.
 _EVERYWHERE = {
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/default/rp_filter": "0",

@@ -166,9 +166,8 @@ class Program:
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
         """Poll until a condition holds.
 
-        Some conditions are checked by starting a process. Therefore, after a check of up to a third of a second, the pause is at
-        least three times as long as the check. After a longer check, the pause is at least one second. After a check that took
-        longer than a second, the pause is as long as the check. So checks take at most half of the time.
+        Some conditions are checked by starting a process. Therefore each pause is at least as long as the check before it, and at
+        least the smaller of one second and three times this duration. So checks take at most half of the time.
 
         Raises:
             ProgramError: the program ended, or the condition did not hold within ``within_s`` seconds.

@@ -18,8 +18,8 @@ _WAITING = (
     selectors.__file__,
     threading.__file__,
 )
-"""Files whose steps are not counted. Steps in these files depend on how often a loop wakes up, which is random and does not grow
-with the work."""
+"""Files whose steps are not counted. The number of these steps depends on how often a loop wakes up, which is random and does not
+grow with the work."""
 
 
 class _Thread:

@@ -54,7 +54,7 @@ def test_the_second_scope_of_a_port_has_all_external_addresses_and_all_endpoints
     assert {str(one) for one in scope.weights} == {"10.244.0.5:8080", "10.244.1.5:8080"}
 
 
-def test_the_no_local_set_has_only_addresses_of_services_with_all_endpoints_on_other_nodes() -> None:
+def test_the_no_local_set_has_the_addresses_of_services_with_endpoints_only_on_other_nodes() -> None:
     assert members(SetKind.NO_LOCAL, _shop("10.244.1.5")) == {f"{BALANCER},tcp:80", f"{builders.NODE_ADDRESS},tcp:30080"}
     assert members(SetKind.NO_LOCAL, _shop("10.244.0.5", "10.244.1.5")) == set()
     assert members(SetKind.NO_LOCAL, _shop()) == set()

@@ -139,7 +139,9 @@ def test_primary_means_all_addresses_of_a_family_if_the_node_object_has_no_such_
 
 
 @pytest.mark.parametrize(("bind_address", "primary"), [("0.0.0.0", "10.0.0.1"), ("::", "10.0.0.1"), ("192.0.2.7", "192.0.2.7")])
-def test_the_first_node_address_is_primary_unless_the_family_has_a_specific_bind_address(bind_address: str, primary: str) -> None:
+def test_a_familys_first_node_address_is_primary_unless_the_family_has_a_specific_bind_address(
+    bind_address: str, primary: str
+) -> None:
     node = builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2")
     view = builders.node_view(node_object=node, settings=Settings(bind_address=parse_address(bind_address)))
     assert view.primary_addresses == {Family.IPV4: parse_address(primary), Family.IPV6: parse_address("2001:db8::1")}

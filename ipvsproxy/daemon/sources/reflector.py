@@ -179,8 +179,8 @@ class Reflector:
     def list_again(self, at_s: float) -> None:
         """Request another list at the time ``at_s`` on the clock ``WatchPace.now``, or up to ``CONFIRMATION_SPREAD_S`` later.
 
-        The next completed list fulfils the request, even if this list began before the request. If the caller also doubts this
-        next list, call this method again.
+        The next completed list fulfils the request, even if this list began before the request. If this next list is doubted as
+        well, call this method again.
         """
         if at_s != self._asked_for_s or self._list_again_at_s == math.inf:
             self._asked_for_s = at_s

@@ -50,7 +50,7 @@ READ_PER_S = 1500
 QUIET_S = 10.0
 """The shortest time between two readings while the page has no viewer."""
 SERVERS_OF_PAGES = 100
-"""The real servers of at most this many virtual servers are read for the table pages that all viewers see."""
+"""The real servers of at most this many virtual servers are read for the table pages of all viewers together."""
 SERVERS_OF_SERVICE = 400
 """The largest number of virtual servers of one Service whose real servers are read. A Service may have a virtual server for each
 of its ports on each address of the node."""

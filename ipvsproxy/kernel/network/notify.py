@@ -127,9 +127,9 @@ class ChangeListener:
         """Let the kernel drop notifications about ipvsproxy's own changes, and about routes with other protocol numbers.
 
         A start of ipvsproxy causes one notification for each Service, and a routing daemon may change a million routes. The
-        filter is in classic BPF (include/uapi/linux/filter.h), which reads numbers in network byte order. Even without the
-        filter, ``_decode`` ignores these notifications. Without the filter, however, they might fill the queue, and needed
-        notifications would be lost.
+        filter is in classic BPF (include/uapi/linux/filter.h), which reads numbers in network byte order. ``_decode`` would
+        ignore these notifications anyway, but without the filter they might fill the queue, and needed notifications would be
+        lost.
         """
         load_kind, load_port, load_protocol = (
             (0x28, 0, 0, 4),

@@ -2,8 +2,8 @@
 
 Our table has the rules of both IP families. Each chain's name contains the family and the iptables table, as in
 ``IPv4-nat-KUBE-SERVICES``. For each family and each built-in chain of iptables that has one of our jumps, our table has a
-separate base chain. Every rule carries the text that iptables would print for the rule. If this text is short enough, ``nft list
-table inet ipvsproxy`` shows it as the rule's comment.
+separate base chain. Every rule carries the text that iptables would print for the rule. ``nft list table inet ipvsproxy`` shows
+this text as the rule's comment if the text is short enough.
 """
 
 import errno
@@ -242,7 +242,7 @@ class NftRulesDriver:
 
         Raises:
             ValueError: another program has added or changed a rule, or has changed a base chain. Rules rewritten without this
-            change might accept packets that are to be dropped.
+                change might accept packets that are to be dropped.
         """
         observed = self.observed(family, listing)
         ours = (listing.rules.get(nft_rule.chain_name(family, *key), ()) for key in self._chains)

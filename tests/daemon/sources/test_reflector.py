@@ -365,7 +365,7 @@ def test_error_statuses_are_reported_with_their_reasons(code: int, trouble: Trou
 
 
 @pytest.mark.parametrize(("asked", "least", "most"), [(7.0, 7.4, 7.8), (86400.0, 300.4, 300.8)])
-async def test_the_pause_is_the_requested_time_up_to_a_limit_plus_a_short_random_time(
+async def test_the_pause_is_the_retry_after_time_up_to_a_limit_plus_a_short_random_time(
     asked: float, least: float, most: float
 ) -> None:
     world = await run_script(ApiError.of_status(429, "too many requests", asked), page())

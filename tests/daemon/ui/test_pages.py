@@ -237,7 +237,7 @@ async def test_the_pod_names_of_a_viewed_service_are_read_again_only_after_its_e
 
 
 @in_virtual_time
-async def test_pod_names_that_cannot_be_read_are_requested_rarely_and_the_page_shows_addresses() -> None:
+async def test_pod_names_that_cannot_be_read_are_requested_rarely_and_the_view_names_no_pod() -> None:
     async with _serving() as node:
         node.names_error = ApiError(Trouble.UNREACHABLE, "no route")
         for _ in range(19):

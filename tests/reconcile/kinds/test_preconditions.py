@@ -273,7 +273,7 @@ def test_remote_endpoints_wait_for_the_desired_states_of_all_services_if_a_polic
     assert [str(operation) for operation in additions if isinstance(operation.item, RealServers)] == []
 
 
-def test_a_change_of_traffic_policy_delays_only_the_endpoints_of_that_service() -> None:
+def test_a_change_of_a_services_traffic_policy_delays_only_that_services_endpoints() -> None:
     node = serving(shop(Protocol.TCP, local=True))
     node.put(*shop(Protocol.TCP, local=False))
     node.put(builders.service("web", cluster=("10.96.0.99",)), endpoints())

@@ -259,7 +259,7 @@ def test_the_rejection_of_a_manifest_names_the_file_and_the_reason(
 
 
 @pytest.mark.parametrize("spec", [{"type": "ExternalName"}, {"clusterIP": "None"}, {"clusterIPs": ["10.96.0.10"]}])
-def test_a_manifest_is_valid_if_the_field_cluster_ips_has_its_only_address_or_none_is_needed(
+def test_a_manifest_is_valid_if_only_cluster_ips_has_an_address_or_if_no_address_is_needed(
     spec: dict[str, Any],
 ) -> None:
     assert isinstance(decode.decode_document(MANIFEST | {"spec": spec}, "web.yaml"), Put)

@@ -87,7 +87,7 @@ ON_NODE = endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"])
         ),
     ],
 )
-def test_hints_count_only_if_every_ready_endpoint_has_one_and_node_hints_override_zone_hints(
+def test_node_hints_or_else_zone_hints_count_only_if_every_ready_endpoint_has_hints_of_that_kind(
     endpoints: list[Endpoint], zone: str, used: set[str]
 ) -> None:
     assert _choose(*endpoints, zone=zone)[0] == used
