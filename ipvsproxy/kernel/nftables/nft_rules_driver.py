@@ -376,7 +376,7 @@ def _encode(rule: Rule, name: str, expanded: Sequence[nft_rule.Expressions], fam
 def _runs(printed: Sequence[_Printed]) -> Iterator[tuple[list[_Printed], bool]]:
     """Yields the nf_tables rules of one of our chains, grouped by ``Rule``, and whether each group is unchanged.
 
-    All nf_tables rules that together replace one rule have the same text and fingerprint. If one of the nf_tables rules is
+    One ``Rule`` may be written as several nf_tables rules, which all have the same text and fingerprint. If one of the nf_tables rules is
     missing or changed, the whole group counts as changed.
     """
     for (_, fingerprint), run in itertools.groupby(printed, lambda one: (one.text, one.fingerprint)):

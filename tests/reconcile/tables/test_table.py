@@ -1,4 +1,4 @@
-"""A table of any kind: owners, pending keys, and keys of other programs.
+"""Covers tables of any kind: their owners, their pending keys, and keys of other programs.
 
 ``test_node_tables`` tests the contents of tables.
 """
