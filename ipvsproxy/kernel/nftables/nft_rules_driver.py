@@ -376,8 +376,8 @@ def _encode(rule: Rule, name: str, expanded: Sequence[nft_rule.Expressions], fam
 def _runs(printed: Sequence[_Printed]) -> Iterator[tuple[list[_Printed], bool]]:
     """Yields the nf_tables rules of one of our chains, grouped by ``Rule``, and whether each group is unchanged.
 
-    One ``Rule`` may be written as several nf_tables rules, which all have the same text and fingerprint. If one of the nf_tables rules is
-    missing or changed, the whole group counts as changed.
+    One ``Rule`` may be written as several nf_tables rules, which all have the same text and fingerprint. If one of the nf_tables
+    rules is missing or changed, the whole group counts as changed.
     """
     for (_, fingerprint), run in itertools.groupby(printed, lambda one: (one.text, one.fingerprint)):
         alike = list(run)
