@@ -61,7 +61,7 @@ def run(directory: pathlib.Path) -> None:
 
 
 def same_names(arguments: Mapping[str, Any]) -> list[str]:
-    """Returns up to two names for a measurement: one for its size and flags, and one for its recording.
+    """Returns at most two names for a measurement: one for its size and flags, and one for the recording that it uses.
 
     If a measurement was stopped, measurements that share a name with it are not run, because they would be similarly slow.
     """

@@ -155,7 +155,7 @@ def other_node(number: int, version: int = 1) -> dict[str, Any]:
 
 
 def slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
-    """The slices of a Service with this many endpoints, in a cluster of this number of nodes."""
+    """The EndpointSlices of the Service ``number``, which has ``endpoints`` endpoints, in a cluster of ``nodes`` nodes."""
     first = number * endpoints
     for start in range(0, endpoints, SLICE_ENDPOINTS):
         pods = range(first + start, first + min(start + SLICE_ENDPOINTS, endpoints))

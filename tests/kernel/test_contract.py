@@ -502,7 +502,7 @@ def test_several_real_servers_are_added_together_with_their_virtual_server(
     assert (observed.settings, observed.real_servers) == (desired.settings, dict.fromkeys(items[1].keys, 1))
 
 
-def test_an_existing_real_server_gets_a_separate_outcome_if_it_is_added_with_others(kernel: Kernel) -> None:
+def test_adding_several_real_servers_reports_an_existing_one_in_a_separate_outcome(kernel: Kernel) -> None:
     desired = server()
     add(kernel, desired, real_server(desired, port=2, weight=0))
     others, there = apply(kernel, Verb.ADD, all_at_once(desired, 1, 2, 3))

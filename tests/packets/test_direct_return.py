@@ -145,7 +145,8 @@ def test_most_clients_still_reach_the_same_node_with_endpoints_through_another_n
 ) -> None:
     """The more nodes have endpoints, the fewer clients are sent to another node after a change.
 
-    A node of entry records in its IPVS connection table to which node it sent a client's datagrams. The test reads the tables of
+    Packets of a client enter the cluster at a node of entry. The IPVS connection table of this node shows to which node it sent the
+    client's datagrams. The test reads the tables of
     two nodes of entry. Most nodes with endpoints exist only in the API, so datagrams to them get no answer.
 
     ``count`` nodes have endpoints. The client changes its node of entry three times. At the first change, the new node of entry

@@ -2,7 +2,7 @@
 
 Rule 1: an endpoint counts as new if the kernel's virtual server lacks the endpoint, but has another real server that gets
 connections. If no other real server could take the endpoint's share, the endpoint gets its full weight at once.
-Rule 2: the weight rises in at most ``STEPS`` steps of equal length, so an endpoint needs one edit per step.
+Rule 2: the weight rises in at most ``STEPS`` steps of equal duration. Each step is one edit of the endpoint.
 Rule 3: a new process continues from the weights that it finds in the kernel. The new process assumes that an endpoint with less
 than its full weight is in slow start. If the kernel already has an endpoint, the slow start of this endpoint never begins again.
 """

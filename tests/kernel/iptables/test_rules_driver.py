@@ -135,7 +135,7 @@ def test_a_slow_write_of_rules_in_one_family_does_not_delay_the_other_family(mak
     assert second == Outcome(PUT_V6)
 
 
-def test_once_an_iptables_program_was_slow_each_wait_is_short_until_a_program_ends_in_time(
+def test_a_slow_iptables_program_shortens_all_waits_until_one_program_ends_in_time(
     make: Make, programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_s: list[float | None] = []

@@ -87,7 +87,7 @@ ON_NODE = endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"])
         ),
     ],
 )
-def test_node_hints_or_else_zone_hints_count_only_if_every_ready_endpoint_has_hints_of_that_kind(
+def test_hints_of_a_kind_count_if_all_ready_endpoints_have_them_and_node_hints_take_precedence(
     endpoints: list[Endpoint], zone: str, used: set[str]
 ) -> None:
     assert _choose(*endpoints, zone=zone)[0] == used
