@@ -145,9 +145,9 @@ def test_most_clients_still_reach_the_same_node_with_endpoints_through_another_n
 ) -> None:
     """The more nodes have endpoints, the fewer clients are sent to another node after a change.
 
-    Packets of a client enter the cluster at a node of entry. The IPVS connection table of this node shows to which node it sent the
-    client's datagrams. The test reads the tables of
-    two nodes of entry. Most nodes with endpoints exist only in the API, so datagrams to them get no answer.
+    Packets of a client enter the cluster at a node of entry. The IPVS connection table of this node shows to which node it sent
+    the client's datagrams. The test reads the tables of two nodes of entry. Most nodes with endpoints exist only in the API, so
+    datagrams to them get no answer.
 
     ``count`` nodes have endpoints. The client changes its node of entry three times. At the first change, the new node of entry
     has an endpoint. At the second change, the new node of entry has no endpoint. During the third change, a node with an endpoint
