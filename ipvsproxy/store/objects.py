@@ -189,9 +189,9 @@ class Store:
 
     @property
     def may_lack_all(self) -> bool:
-        """Whether the first list of a kind is doubted now.
+        """Whether, for at least one kind of object, the first list was empty and is not confirmed yet.
 
-        While the first list is doubted, a kernel object may be needed although no known Service desires the object.
+        Until then, a kernel object may be needed although no known Service desires the object.
         """
         return any(doubt.is_first for doubt in self.doubts.values())
 

@@ -70,9 +70,9 @@ class Settings:
     an external address that is known to belong to another node. ``scope_bits`` are the bits of packet marks that are used for
     ``scopes``. ``hash_scheduler`` is a scheduler that sends a client to one endpoint for as long as the endpoints do not change.
     ``annotations`` are the annotations that this node obeys. ``missing_schedulers`` maps each unusable scheduler that an
-    annotation names to the reason why it is unusable. ``direct_return`` means that this node takes part in direct return.
-    ``guards_tunnels`` means that the node takes no part in direct return, but an earlier process may have left a tunnel device
-    up. ``backend`` (never ``AUTO``) is the backend that holds the rules.
+    annotation names to the reason why it is unusable. ``direct_return`` means that this node takes part in direct return. With
+    ``guards_tunnels``, rules drop tunnel packets from unknown hosts although this node takes no part in direct return, because an
+    earlier process may have left a tunnel device up. ``backend`` (never ``AUTO``) is the backend that holds the rules.
     """
 
     scheduler: str = "rr"

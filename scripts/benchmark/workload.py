@@ -148,7 +148,7 @@ def node() -> dict[str, Any]:
 
 
 def other_node(number: int, version: int = 1) -> dict[str, Any]:
-    """A Node besides the node under test; the Node takes part in direct return."""
+    """The Node object of another node than the node under test. The other node takes part in direct return."""
     addresses = [{"type": "InternalIP", "address": f"172.{19 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"}]
     metadata = {"name": f"node-{number}", "resourceVersion": str(version), "annotations": {"ipvsproxy.io/direct-return": "true"}}
     return {"metadata": metadata, "spec": {}, "status": {"addresses": addresses}}

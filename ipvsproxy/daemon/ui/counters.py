@@ -45,8 +45,8 @@ from ipvsproxy.reconcile.tables.scopes import MarkedPort
 
 SAMPLE_S = 2.0
 READ_PER_S = 1500
-"""After a reading of this many virtual and real servers, the next reading is due one second later. Readings at this rate take 0.7
-% of a processor."""
+"""The number of virtual and real servers that may be read per second on average. After a larger reading, the pause is longer.
+Readings at this rate take 0.7 % of a processor."""
 QUIET_S = 10.0
 """The shortest time between two readings while the page has no viewer."""
 SERVERS_OF_PAGES = 100
