@@ -238,7 +238,7 @@ def test_a_reload_switches_second_scopes_off_and_on_without_a_lost_connection(la
             running.wait_until(lambda: ask(running, "p2", "balancer 1").backends == backends("p1", "r1"), "switched on")
             assert held[0].ask() == held[0].backend
         (load,) = loads
-        assert (load.failed, load.outcomes["ok"] > 5) == (0, True), load.failures
+        assert (load.failed, load.outcomes["ok"] > 0) == (0, True), load.failures
         held[0].abort()
         # Without this drain deadline, closed connections would remain for two minutes.
         configure(path, trafficScopes="kube-proxy", drainDeadline="1s")
